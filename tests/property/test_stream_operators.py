@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -182,6 +183,15 @@ def test_what_is_no_document_is_told() -> None:
 def test_equal_contents_have_equal_checks(item: Any) -> None:
     assert contents_check(item) == contents_check(item if not isinstance(item, list) else [*item])
     assert contents_check({"a": item, "b": 1}) != contents_check({"a": item, "b": 2})
+
+
+def test_arrays_of_objects_and_tensors_without_an_array_have_checks() -> None:
+    torch = pytest.importorskip("torch")
+    ones, others = (np.array(["".join(["a", str(number)]), None], dtype=object) for number in (1, 2))
+    assert contents_check(ones) == contents_check(copy.deepcopy(ones)) != contents_check(others)
+    half = torch.ones(3, dtype=torch.bfloat16)
+    assert contents_check(half) == contents_check(half.clone()) != contents_check(2 * half)
+    contents_check(torch.eye(3).to_sparse())
 
 
 def test_other_contents_have_other_checks() -> None:

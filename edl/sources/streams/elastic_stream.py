@@ -6,14 +6,18 @@ Owns: which shards there are, how each is opened, which operators follow. Does n
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
+
 from edl.errors import UsageError
-from edl.sources.listing import list_files
+from edl.sources.listing import DataFile, list_files
 from edl.sources.streams import foreign_streams, stream_operators
 from edl.sources.streams.shard_files import LARGEST, ShardFile, format_of_shard
 from edl.sources.streams.stream_operators import Barrier, Mixer, Operator, name_of, whole_number
@@ -77,11 +81,11 @@ class ElasticStream:
 
     def map(self, function: Callable[[Any], Any]) -> ElasticStream:
         """Return a stream of `function(record)`; the same record gives the same each time."""
-        return self._with(stream_operators.Mapped(function))
+        return self._with(stream_operators.Mapped(_function("map", function)))
 
     def filter(self, keeps: Callable[[Any], Any]) -> ElasticStream:
         """Return a stream of the records of which `keeps(record)` is true."""
-        return self._with(stream_operators.Filtered(keeps))
+        return self._with(stream_operators.Filtered(_function("filter", keeps)))
 
     def shuffle(self, buffer: int, seed: int = 0) -> ElasticStream:
         """Return a stream in which each `buffer` records in a row of a shard are in an order of their own."""
@@ -106,6 +110,9 @@ class ElasticStream:
         shard is filled up with `pad`, else with `eos`, else with 0. With `boundaries` an item is a dict with
         `document_ids` (from 0 in each sequence; -1 where it is filled up) and `position_ids` (from 0 in each document).
         """
+        for name, token in (("eos", eos), ("pad", pad)):
+            if token is not None:
+                whole_number(f".pack({name}=...)", token, least=None)
         fill = pad if pad is not None else eos if eos is not None else 0
         return self._with(
             stream_operators.PackedSequences(whole_number("length", length), eos, fill, key, boundaries=boundaries)
@@ -118,21 +125,29 @@ class ElasticStream:
 
         It has as many shards as the stream with the fewest.
         """
-        if not streams:
+        if not streams or not isinstance(streams, Mapping):
             raise UsageError('ElasticStream.mix(): give {"name": (stream, weight), ...}')
         parts, weights = list[ElasticStream](), list[float]()
         given: Mapping[str, Any] = streams
         for name, pair in given.items():
             stream, weight = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, 0)
-            if not isinstance(stream, ElasticStream) or not isinstance(weight, int | float) or weight <= 0:
+            is_number = isinstance(weight, int | float | np.number) and math.isfinite(weight)
+            if not isinstance(stream, ElasticStream) or not is_number or weight <= 0:
                 raise UsageError(f"ElasticStream.mix(): {name!r} is to be (a stream, a weight above 0)")
             parts.append(stream)
             weights.append(float(weight))
         mixed = cls.__new__(cls)
         fewest = min(len(part.names) for part in parts)
         names = (" + ".join(f"{name} {shard}" for name in streams) for shard in range(fewest))
-        mixed._origin = ShardList(tuple(names), lambda _: None)
-        mixed._endless = all(part._endless for part in parts)
+        mixed._origin = ShardList(tuple(names), _of_parts)
+        mixed._endless = any(part._endless for part in parts)
+        if mixed._endless and (
+            unread := [name for name, part in zip(streams, parts, strict=True) if len(part.names) > fewest]
+        ):
+            raise UsageError(
+                f"ElasticStream.mix(): {unread[0]!r} has more than {fewest} shards, and of a mixture with an endless "
+                "stream the others would never be read: give all as many shards"
+            )
         mixed._at_once = 0 if mixed._endless else min(part._at_once or AT_ONCE for part in parts)
         mixed._skips = all(part._skips for part in parts)
         mixed._operators, mixed._mixed = (), (tuple(parts), Mixer(weights))
@@ -255,7 +270,8 @@ def _records(shard: Any, state: Any) -> Iterator[Any]:
         count += 1
         if count == BLOCK:
             count = 0
-            yield Barrier((shard.state_dict(),))
+            # A barrier waits in operators while the shard is read on, and a script's own state may be its living one.
+            yield Barrier((copy.deepcopy(shard.state_dict()),))
 
 
 def _origin(source: Any, shards: int | Sequence[Any] | None, kind: str | None, largest: int) -> ShardList:
@@ -273,17 +289,38 @@ def _origin(source: Any, shards: int | Sequence[Any] | None, kind: str | None, l
         return _single(source, shards)
     if shards is None:
         raise UsageError("ElasticStream(factory): say how many shards there are, shards=64, or which, shards=[...]")
-    if isinstance(shards, int) and not isinstance(shards, bool):
+    if isinstance(shards, str) or not isinstance(shards, Iterable):
         count = whole_number("shards", shards)
         return ShardList(tuple(f"{name_of(source)} {shard}" for shard in range(count)), source)
-    given = list(shards)  # type: ignore[arg-type]
+    given = list(shards)
     if not given:
         raise UsageError("ElasticStream(factory, shards=[]): there is no shard")
-    return ShardList(tuple(map(str, given)), lambda shard: source(given[shard]))
+    return ShardList(tuple(map(str, given)), functools.partial(_of_name, source, given))
+
+
+# Functions by name, no lambdas: a stream may go to processes that do not begin as a copy of this one.
+def _of_name(factory: Callable[[Any], Any], given: Sequence[Any], shard: int) -> Any:
+    return factory(given[shard])
+
+
+def _of_file(files: Sequence[DataFile], kind: str, largest: int, shard: int) -> ShardFile:
+    return ShardFile(files[shard], kind, largest)
+
+
+def _of_parts(_shard: int) -> None:
+    """Open nothing: the records of a mixture are those of its parts."""
+
+
+def _function(operator: str, given: Any) -> Callable[[Any], Any]:
+    if not callable(given):
+        raise UsageError(f".{operator}({given!r}): give a function of a record")
+    return given  # type: ignore[no-any-return]
 
 
 def _single(source: Any, shards: Any) -> ShardList:
     """Return a stream of one shard: an iterable that tells its place."""
+    if isinstance(source, list | tuple) and not source:
+        raise UsageError("ElasticStream([]): there is no shard: check where the list of files comes from")
     if shards is not None or not isinstance(source, Iterable):
         raise UsageError(
             f"ElasticStream(source={type(source).__name__}): source is a function that returns the records of a shard, "
@@ -291,14 +328,25 @@ def _single(source: Any, shards: Any) -> ShardList:
         )
     placed(source, type(source).__name__)
     stateful: Any = source
-    begin = stateful.state_dict() if hasattr(source, "state_dict") else None
+    begin = copy.deepcopy(stateful.state_dict()) if hasattr(source, "state_dict") else None
 
-    def opened(_: int) -> Any:
-        if begin is not None:
-            stateful.load_state_dict(begin)
-        return stateful
+    name = type(source).__name__
+    return ShardList((name,), functools.partial(_copied, source, begin, name))
 
-    return ShardList((type(source).__name__,), opened)
+
+def _copied(source: Any, begin: Any, name: str, _shard: int) -> Any:
+    """Return a copy, at the place `begin`: an iterable has one place, and two epochs may be read at once."""
+    if begin is None:
+        return source
+    try:
+        one = copy.deepcopy(source)
+    except Exception as error:
+        raise UsageError(
+            f"ElasticStream({name}): it cannot be copied ({error}), as two epochs of it may be read at once: give a "
+            "function that makes it, ElasticStream(lambda shard: ..., shards=1)"
+        ) from error
+    one.load_state_dict(copy.deepcopy(begin))
+    return one
 
 
 def _files(source: Any, kind: str | None, largest: int) -> ShardList:
@@ -312,4 +360,4 @@ def _files(source: Any, kind: str | None, largest: int) -> ShardList:
     if len(kinds) > 1:
         raise UsageError(f"ElasticStream(): the files are {' and '.join(sorted(kinds))}: a stream has one format")
     found = kinds.pop()
-    return ShardList(tuple(file.name for file in files), lambda shard: ShardFile(files[shard], found, largest))
+    return ShardList(tuple(file.name for file in files), functools.partial(_of_file, files, found, largest))

@@ -6,6 +6,7 @@ None of these packages is needed for another source. Owns: which shards each of 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ def hugging_face(dataset: Any) -> Shards:
                 "shuffle by ElasticStream(dataset).shuffle(buffer)"
             )
     count = int(dataset.num_shards)
-    return tuple(f"shard {shard}" for shard in range(count)), lambda shard: _one_shard(dataset, count, shard)
+    return tuple(f"shard {shard}" for shard in range(count)), functools.partial(_one_shard, dataset, count)
 
 
 def _one_shard(dataset: Any, count: int, shard: int) -> Any:

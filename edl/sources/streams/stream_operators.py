@@ -204,9 +204,12 @@ class PackedSequences:
     def _tokens(self, record: Any) -> tuple[NDArray[Any], bool]:
         named = isinstance(record, Mapping)
         if named and self._key not in record:
-            raise DataError(f".pack(): a record has no {self._key!r}, it has {sorted(record)}: say key=")
+            raise DataError(f".pack(): a record has no {self._key!r}, it has {[*record]}: say key=")
         found = record[self._key] if named else record
-        tokens = found.numpy() if hasattr(found, "detach") else np.asarray(found)
+        try:
+            tokens = found.numpy() if hasattr(found, "detach") else np.asarray(found)
+        except ValueError:  # lists of several lengths in a list
+            tokens = np.zeros((0, 0))
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
             raise DataError(
                 f".pack(): a record is a {type(record).__name__} and no list of tokens: make one of it by .map(...)"
@@ -281,7 +284,9 @@ def contents_check(item: Any, before: int = 0) -> int:
     It is to find a shard that gives something else each time, and would else take longer than all other work.
     """
     if hasattr(item, "detach"):
-        item = item.detach().cpu().numpy()
+        item = _array_of(item)
+    if isinstance(item, np.ndarray) and item.dtype.hasobject:
+        item = item.tolist()
     if isinstance(item, np.ndarray):
         flat = item if item.ndim == 1 else item.reshape(-1)
         before = zlib.crc32(flat[:: max(1, item.size // SAMPLED)].tobytes(), (before + item.size) & 0xFFFFFFFF)
@@ -299,7 +304,21 @@ def contents_check(item: Any, before: int = 0) -> int:
     return before  # of what is anything else, the check says nothing
 
 
-def whole_number(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise UsageError(f"{name} is {value!r}: it must be a whole number, at least {least}")
+def _array_of(tensor: Any) -> Any:
+    """Return a tensor of torch's as an array; None of one that NumPy has nothing like, as a sparse one."""
+    tensor = tensor.detach().cpu()
+    try:
+        return tensor.numpy()
+    except (TypeError, RuntimeError):
+        pass
+    try:
+        return tensor.float().numpy()  # bfloat16 and smaller
+    except (TypeError, RuntimeError):
+        return None
+
+
+def whole_number(name: str, value: Any, least: int | None = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or (least is not None and value < least):
+        at_least = "" if least is None else f", at least {least}"
+        raise UsageError(f"{name} is {value!r}: it must be a whole number{at_least}")
     return int(value)

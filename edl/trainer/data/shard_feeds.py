@@ -10,9 +10,9 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import pickle  # noqa: TID251 - what a script's items are, from a process of this one's own
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -84,11 +84,13 @@ class ShardFeed:
         for one in self._flow:
             if type(one) is Barrier:
                 marks.append(Mark(self.at, _encoded(one.parts, self._name), self._check))
+                if time.monotonic() > until:  # a filter may leave nothing for long
+                    return chunk._replace(bytes=size)
                 continue
-            items.append(one)
             self._check = contents_check(one, self._check)
-            self.at += 1
             size += bytes_of(one)
+            items.append(one)
+            self.at += 1
             if self._known and self._known.get(self.at, self._check) != self._check:
                 raise NotAlike(
                     f"shard {self._name} was read again, and its items up to {self.at} are others than before: what "
@@ -175,36 +177,44 @@ def read_of(feed: ShardFeed, count: int) -> ItemChunk | ReadFailed:
         return feed.read(count)
     except Exception as error:  # noqa: BLE001 - whatever the shard or a function of the script's raises
         return ReadFailed(error, feed.at)
+    except SystemExit as error:
+        return ReadFailed(DataError(f"it calls sys.exit({error.code!r})"), feed.at)
 
 
 class OtherFeeds:
-    """ShardFeeds in `processes` processes of their own, each of which reads one of its shards at a time."""
+    """ShardFeeds in `processes` processes of their own, each of which reads one of its shards at a time. One that dies
+    is replaced: what it was reading has failed, and its other shards are opened again.
+    """
 
     def __init__(self, stream: ElasticStream, processes: int, context: Any = None) -> None:
-        made: Any = multiprocessing.get_context(context) if context is None or isinstance(context, str) else context
+        self._stream = stream
+        self._context: Any = (
+            multiprocessing.get_context(context) if context is None or isinstance(context, str) else context
+        )
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
         for _ in range(processes):
-            ours, theirs = made.Pipe()
-            process = made.Process(target=_serve, args=(stream, theirs, os.getpid()), daemon=True, name="edl-stream")
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
+            pipe, process = self._started()
+            self._pipes.append(pipe)
             self._processes.append(process)
         self._at: dict[int, int] = {}  # which process reads a part
         self._opened: dict[int, int] = {}  # how often a part was opened
+        self._opening: dict[int, tuple[Any, ...]] = {}  # of each part that is open: what its process was told
+        self._reached: dict[int, int] = {}  # the item of a part that comes next
         self._busy: dict[int, int] = {}  # process -> the part that it was asked for
-        self._failed: deque[tuple[int, ReadFailed]] = deque()
 
     def open(self, part: int, shard: int, mark: Mark, known: Mapping[int, int]) -> None:
         if part not in self._at:
             load = [sum(at == number for at in self._at.values()) for number in range(len(self._pipes))]
             self._at[part] = load.index(min(load))
         self._opened[part] = self._opened.get(part, 0) + 1
-        self._send(part, ("open", part, self._opened[part], shard, mark, dict(known)))
+        self._opening[part] = ("open", part, self._opened[part], shard, mark, dict(known))
+        self._reached[part] = mark.item
+        self._send(part, self._opening[part])
 
     def close(self, part: int) -> None:
         if part in self._at:
+            del self._opening[part], self._reached[part]
             self._send(part, ("close", part))
             self._opened[part] += 1
             del self._at[part]
@@ -217,38 +227,69 @@ class OtherFeeds:
         self._send(part, ("read", part, count))
 
     def answers(self, within_s: float) -> list[tuple[int, ItemChunk | ReadFailed]]:
-        found: list[tuple[int, ItemChunk | ReadFailed]] = [*self._failed]
-        self._failed.clear()
         if not self._busy:
-            time.sleep(0 if found else within_s)
-            return found
+            time.sleep(within_s)
+            return []
+        found: list[tuple[int, ItemChunk | ReadFailed]] = []
         waiting = {self._pipes[number]: number for number in self._busy}
-        ready: Any = multiprocessing.connection.wait([*waiting], 0 if found else within_s)
+        ready: Any = multiprocessing.connection.wait([*waiting], within_s)
         for pipe in ready:
             number = waiting[pipe]
             part = self._busy.pop(number)
+            opened: int | None
+            answer: ItemChunk | ReadFailed
             try:
-                opened, answer = pipe.recv()
+                opened, answer = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own process has sent it
             except (EOFError, OSError):
-                self._lose(number, part)
-                found += self._failed
-                self._failed.clear()
-                continue
-            if self._opened.get(part) == opened:
+                code = self._replace(number)
+                error = DataError(f"the process that was reading it has ended ({code})")
+                opened, answer = self._opened.get(part), ReadFailed(error, self._reached.get(part, 0))
+            if part in self._at and self._opened[part] == opened:
+                if isinstance(answer, ItemChunk):
+                    self._reached[part] = answer.first + len(answer.items)
                 found.append((part, answer))
         return found
 
     def _send(self, part: int, message: tuple[Any, ...]) -> None:
+        number = self._at[part]
         try:
-            self._pipes[self._at[part]].send(message)
+            self._pipes[number].send(message)
         except OSError:
-            self._lose(self._at[part], part)
+            self._replace(number)
+            if message[0] == "read":  # else it is done; one that dies again is noticed where it is to answer
+                with contextlib.suppress(OSError):
+                    self._pipes[number].send(message)
 
-    def _lose(self, number: int, part: int) -> None:
-        self._busy.pop(number, None)
-        self._processes[number].join(END_S)
-        code = self._processes[number].exitcode
-        self._failed.append((part, ReadFailed(DataError(f"a process that reads shards has ended ({code})"), 0)))
+    def _started(self) -> tuple[Any, Any]:
+        ours, theirs = self._context.Pipe()
+        parent = None if self._context.get_start_method() == "forkserver" else os.getpid()
+        process = self._context.Process(
+            target=_serve, args=(self._stream, theirs, parent), daemon=True, name="edl-stream"
+        )
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"the stream cannot go to a process that does not begin as a copy of this one ({error}): give "
+                "functions of a module, no lambdas, or leave multiprocessing_context away"
+            ) from error
+        theirs.close()
+        return ours, process
+
+    def _replace(self, number: int) -> int | None:
+        """Start another process in the place of one that has died, and open its parts there; return its exit code."""
+        old = self._processes[number]
+        self._pipes[number].close()
+        old.join(END_S)
+        if (code := old.exitcode) is None:
+            old.kill()
+            old.join()
+        self._pipes[number], self._processes[number] = self._started()
+        for part, at in self._at.items():
+            if at == number and part in self._opening:
+                with contextlib.suppress(OSError):
+                    self._pipes[number].send(self._opening[part])
+        return int(old.exitcode) if code is None else code
 
     def end(self) -> None:
         for pipe in self._pipes:
@@ -261,11 +302,12 @@ class OtherFeeds:
                 process.join()
 
 
-def _serve(stream: ElasticStream, pipe: Any, parent: int) -> None:
+def _serve(stream: ElasticStream, pipe: Any, parent: int | None) -> None:
     """Answer one question after the other, until the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer hears it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     feeds: dict[int, tuple[int, ShardFeed]] = {}
+    parent = os.getppid() if parent is None else parent
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while os.getppid() == parent:
             if not pipe.poll(1.0):
@@ -278,9 +320,22 @@ def _serve(stream: ElasticStream, pipe: Any, parent: int) -> None:
                 feeds.pop(part, None)
             else:
                 opened, feed = feeds[part]
-                answer = read_of(feed, rest[0])
-                try:
-                    pipe.send((opened, answer))
-                except (TypeError, AttributeError, ValueError) as error:  # what cannot be pickled
-                    at = answer.first if isinstance(answer, ItemChunk) else answer.at
-                    pipe.send((opened, ReadFailed(DataError(f"it cannot come from another process: {error}"), at)))
+                pipe.send_bytes(_packed(opened, read_of(feed, rest[0])))
+
+
+def _packed(opened: int, answer: ItemChunk | ReadFailed) -> bytes:
+    """Pickle an answer. Not as `Connection.send` does: that sends tensors of torch's as open files, one each."""
+    if isinstance(answer, ReadFailed):
+        try:
+            pickle.loads(pickle.dumps(answer))  # noqa: S301 - our own
+        except Exception:  # noqa: BLE001 - an exception whose class is made otherwise than it is pickled
+            error = answer.error
+            told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            answer = ReadFailed(UsageError(told) if isinstance(error, UsageError) else DataError(told), answer.at)
+        return pickle.dumps((opened, answer))
+    try:
+        return pickle.dumps((opened, answer), pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # noqa: BLE001 - whatever an item's class raises
+        return pickle.dumps(
+            (opened, ReadFailed(DataError(f"it cannot come from another process: {error}"), answer.first))
+        )

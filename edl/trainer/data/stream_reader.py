@@ -12,6 +12,7 @@ who reads what (`edl.core.data.stream_parts`), nor which items a step has (`edl.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import threading
 import time
 from bisect import bisect_right
@@ -20,10 +21,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from edl.core.data.stream_parts import thinned
-from edl.errors import DataError, EdlError
+from edl.errors import DataError, EdlError, UsageError
 from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
 from edl.sources.streams.elastic_stream import ElasticStream
-from edl.sources.streams.stream_operators import Barrier
+from edl.sources.streams.stream_operators import Barrier, whole_number
 from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.job_port import StreamPort
 from edl.trainer.data.sample_ids import NO_SAMPLE, Ids
@@ -101,7 +102,9 @@ class StreamReader:
 
     def read_by(self, processes: int, context: Any = None) -> None:
         """Say before the first pass that so many processes read."""
-        if processes:
+        if whole_number("num_workers", processes, least=0):
+            if isinstance(context, str) and context not in (known := multiprocessing.get_all_start_methods()):
+                raise UsageError(f"multiprocessing_context={context!r}: it must be one of {', '.join(known)}")
             self._make = lambda: OtherFeeds(self._stream, processes, context)
 
     def begin(self, spec: DataSpec) -> None:

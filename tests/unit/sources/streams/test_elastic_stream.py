@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing import Pipe
 from typing import Any, cast
 
 import pytest
@@ -29,6 +30,67 @@ class Counting:
         self.next = state_dict["next"]
 
 
+class Unlike(Counting):
+    def __init__(self, shard: int) -> None:
+        super().__init__(shard)
+        self.open = iter(one for one in ())  # as a file that is open: no copy can be made of it
+
+
+class Living(Counting):
+    """An iterable that gives its own state away, and goes on changing it."""
+
+    def __init__(self, shard: int) -> None:
+        self.state = {"next": 0}
+
+    def __iter__(self):
+        while self.state["next"] < 200:
+            self.state["next"] += 1
+            yield self.state["next"] - 1
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state_dict):
+        self.state = state_dict
+
+
+def of(*names: str) -> ElasticStream:
+    return ElasticStream(lambda shard: [1], shards=list(names))
+
+
+def forever(shards: int) -> ElasticStream:
+    return ElasticStream(lambda shard: range(10**9), shards=shards, endless=True)
+
+
+@pytest.mark.parametrize("make", [lambda one: one.shuffle(100), lambda one: one.batch(50)])
+def test_a_state_that_is_changed_later_is_still_the_place(make):
+    stream = make(ElasticStream(Living, shards=1))
+    flow = [*stream.items(0)]
+    at = [number for number, one in enumerate(flow) if type(one) is Barrier]
+    assert at
+    for number in at:
+        behind = [one for one in flow[number:] if type(one) is not Barrier]
+        assert [one for one in stream.items(0, flow[number].parts) if type(one) is not Barrier] == behind
+
+
+def test_a_mixture_with_an_endless_stream_is_endless():
+    assert ElasticStream.mix({"a": (of("a"), 1), "b": (forever(1), 1)}).endless
+    assert not ElasticStream.mix({"a": (of("a"), 1)}).endless
+
+
+def through_a_pipe(stream: ElasticStream) -> Any:
+    ours, theirs = Pipe()
+    ours.send(stream)
+    return theirs.recv()
+
+
+def test_a_stream_may_go_to_another_process_where_its_functions_may(tmp_path):
+    (tmp_path / "a.txt").write_text("x\n")
+    for stream in (ElasticStream(tmp_path), ElasticStream(Counting, shards=[1]), ElasticStream(Counting(3))):
+        there = through_a_pipe(ElasticStream.mix({"a": (stream, 1)}).map(str))
+        assert [*there] == [str(one) for one in stream]
+
+
 def test_an_iterable_goes_on_by_its_own_state():
     stream = ElasticStream(Counting, shards=3)
     assert [*stream] == [shard * 1000 + number for shard in range(3) for number in range(200)]
@@ -44,6 +106,7 @@ def test_shards_may_have_names():
 
 def test_a_single_iterable_is_one_shard():
     stream = ElasticStream(Counting(0, 70))
+    assert [*zip(stream.items(0), stream.items(0), strict=True)][-2:] == [(68, 68), (69, 69)]  # two epochs at once
     assert [len([*stream]), len([*stream])] == [70, 70]
 
 
@@ -59,6 +122,18 @@ def test_a_single_iterable_is_one_shard():
         (lambda: ElasticStream(7), "source is a function that returns the records of a shard"),
         (lambda: ElasticStream(lambda shard: [1], shards=1).pack(0), "length is 0"),
         (lambda: ElasticStream.mix({}), "give {"),
+        (lambda: ElasticStream([]), "there is no shard: check where the list of files comes from"),
+        (lambda: ElasticStream(lambda shard: [1], shards=cast("Any", 2.0)), "shards is 2.0: it must be a whole number"),
+        (lambda: ElasticStream(lambda shard: [1], shards="ab"), "shards is 'ab': it must be a whole number"),
+        (lambda: of("a").map(cast("Any", None)), "map\\(None\\): give a function of a record"),
+        (lambda: of("a").filter(cast("Any", "x")), "filter\\('x'\\): give a function of a record"),
+        (lambda: of("a").pack(4, eos=cast("Any", "</s>")), "eos=...\\) is '</s>': it must be a whole number$"),
+        (lambda: of("a").pack(4, pad=cast("Any", 0.5)), "pad=...\\) is 0.5: it must be a whole number$"),
+        (lambda: ElasticStream.mix(cast("Any", [of("a")])), "give {"),
+        (lambda: ElasticStream.mix({"a": (of("a"), float("nan"))}), "'a' is to be \\(a stream, a weight above 0\\)"),
+        (lambda: ElasticStream.mix({"a": (of("a"), float("inf"))}), "'a' is to be \\(a stream, a weight above 0\\)"),
+        (lambda: ElasticStream.mix({"a": (of("a"), 1), "b": (forever(2), 1)}), "'b' has more than 1 shards"),
+        (lambda: [*ElasticStream(Unlike(0))], "cannot be copied .*give a function that makes it"),
         (lambda: ElasticStream.mix(cast("Any", {"a": 3})), "'a' is to be \\(a stream, a weight above 0\\)"),
     ],
 )
@@ -69,9 +144,6 @@ def test_what_is_wrong_is_one_line(make, told):
 
 
 def test_workers_that_say_something_else_are_told_apart():
-    def of(*names: str) -> ElasticStream:
-        return ElasticStream(lambda shard: [1], shards=list(names))
-
     streams = [of("a"), of("b"), of("a").shuffle(3), of("a").shuffle(3, 1), of("a").pack(4), of("a").pack(4, eos=1)]
     streams += [of("a").map(abs), of("a").filter(abs), ElasticStream.mix({"x": (of("a"), 1)})]
     assert len({one.fingerprint for one in streams}) == len(streams)

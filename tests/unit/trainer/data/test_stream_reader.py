@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import time
 from collections import Counter
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -211,6 +214,132 @@ def test_a_factory_that_gives_something_else_is_noticed():
 def _read_on(reader: shard_feeds.ShardFeed) -> None:
     while not reader.read(64).ended:
         pass
+
+
+def test_two_epochs_of_a_single_iterable_are_whole():
+    stream = ElasticStream(Counter200())
+    shards, port = generator(stream, epochs=2)
+    assert Counter(one for step in drained(shards, port) for one in step) == Counter([*range(200)] * 2)
+
+
+class Counter200:
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> Any:
+        while self.next < 200:
+            self.next += 1
+            yield self.next - 1
+
+    def state_dict(self) -> int:
+        return self.next
+
+    def load_state_dict(self, state_dict: int) -> None:
+        self.next = state_dict
+
+
+def test_a_process_that_is_killed_is_replaced():
+    """And no shard of its is given up, as with `unreadable="skip"` one could be."""
+    feeds = shard_feeds.OtherFeeds(ElasticStream(records, shards=4, unreadable="skip"), 2)
+    try:
+        for shard in range(4):
+            feeds.open(shard, shard, Mark(0, b""), {})
+        assert [_answer(feeds, 0, 5), _answer(feeds, 2, 5)] == [(0, records(0)[:5]), (2, records(2)[:5])]
+        os.kill(feeds._processes[0].pid, signal.SIGSTOP)
+        feeds.ask(0, 5)
+        _kill(feeds, 0)
+        [(part, failed)] = _answers(feeds)
+        assert isinstance(failed, shard_feeds.ReadFailed)
+        assert (part, failed.at) == (0, 5)
+        assert "the process that was reading it has ended (-9)" in str(failed.error)
+        assert _answer(feeds, 2, 9) == (2, records(2)[:9])  # opened again, where it was opened before
+        _kill(feeds, 1)
+        assert _answer(feeds, 3, 9) == (3, records(3)[:9])
+    finally:
+        feeds.end()
+
+
+def _kill(feeds: shard_feeds.OtherFeeds, number: int) -> None:
+    process = feeds._processes[number]
+    process.kill()
+    process.join()
+
+
+def _answers(feeds: shard_feeds.ShardFeeds) -> list[tuple[int, Any]]:
+    until = time.monotonic() + 20
+    while not (found := feeds.answers(0.1)):
+        assert time.monotonic() < until
+    return found
+
+
+def _answer(feeds: shard_feeds.OtherFeeds, part: int, count: int) -> tuple[int, list[Any]]:
+    feeds.ask(part, count)
+    [(part, answer)] = _answers(feeds)
+    return part, answer.items
+
+
+class Unlike(Exception):
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} is not {other}")
+
+
+def test_what_comes_from_another_process_needs_no_open_files():
+    torch = pytest.importorskip("torch")
+    before = len([*Path("/proc/self/fd").iterdir()])
+    feeds = shard_feeds.OtherFeeds(ElasticStream(records, shards=1).map(lambda _: torch.zeros(9)), 1)
+    try:
+        feeds.open(0, 0, Mark(0, b""), {})
+        _, items = _answer(feeds, 0, 25)
+        assert torch.equal(torch.stack(items), torch.zeros(25, 9))
+        assert len([*Path("/proc/self/fd").iterdir()]) < before + 10
+    finally:
+        feeds.end()
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "told"), [(Unlike(1, 2), "1 is not 2"), (SystemExit(3), "it calls sys.exit(3)")], ids=["own", "exit"]
+)
+def test_what_a_function_raises_is_told(processes, error, told):
+    def fails(_: bytes) -> bytes:
+        raise error
+
+    stream = ElasticStream(records, shards=1).map(fails)
+    feeds = shard_feeds.OtherFeeds(stream, processes) if processes else shard_feeds.OwnFeeds(stream)
+    try:
+        feeds.open(0, 0, Mark(0, b""), {})
+        feeds.ask(0, 4)
+        [(_, failed)] = _answers(feeds)
+        assert isinstance(failed, shard_feeds.ReadFailed)
+        assert told in str(failed.error)
+    finally:
+        feeds.end()
+
+
+def test_a_filter_that_leaves_nothing_does_not_hold_up_the_reader():
+    stream = ElasticStream(lambda shard: range(10**9), shards=1, endless=True).filter(lambda _: False)
+    chunk = shard_feeds.ShardFeed(stream, 0, Mark(0, b""), {}).read(4)
+    assert (chunk.items, chunk.ended) == ([], False)
+
+
+def test_wrong_processes_are_one_line():
+    shards, _ = generator(ElasticStream(records, shards=1))
+    for processes in (-1, "2", 1.5):
+        with pytest.raises(UsageError, match=r"num_workers is .*: it must be a whole number, at least 0"):
+            shards.read_by(processes)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="multiprocessing_context='spam': it must be one of "):
+        shards.read_by(1, "spam")
+    with pytest.raises(UsageError, match="give functions of a module, no lambdas"):
+        shard_feeds.OtherFeeds(ElasticStream(lambda shard: [shard], shards=1), 1, "spawn")
+
+
+def test_processes_of_a_fork_server_answer():
+    feeds = shard_feeds.OtherFeeds(ElasticStream(range, shards=[3]), 1, "forkserver")
+    try:
+        feeds.open(0, 0, Mark(0, b""), {})
+        assert _answer(feeds, 0, 9) == (0, [0, 1, 2])
+    finally:
+        feeds.end()
 
 
 def test_a_stream_without_an_item_is_told():
