@@ -85,6 +85,9 @@ class LeaseGrants:
         if ledger.learn(told):
             self._tell_ended(tuple(range(before, ledger.epoch)))
             self._working.keep_ledger()
+            if ledger.has_nothing and self._working.ledgers.resumed is None:
+                reason = "no shard of the stream has an item: see its files, and what its filter() keeps"
+                self._working.end(JobState.FAILED, reason, FailedBy.REFUSAL)
 
     def ask_batch(self, samples: int) -> None:
         """Set the global batch to `samples`: in leases granted from now on, and soon in those already granted."""

@@ -330,6 +330,11 @@ class Ledger:
             self._end_epochs()
         return ended
 
+    @property
+    def has_nothing(self) -> bool:
+        """Tell whether this is a stream of which no shard has an item."""
+        return isinstance(self._pool, StreamParts) and self._pool.has_nothing
+
     def facts(self) -> tuple[ShardPart, ...]:
         """Return what is known of the parts of a stream, for another ledger to learn."""
         return self._pool.parts if isinstance(self._pool, StreamParts) else ()

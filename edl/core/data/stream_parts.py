@@ -81,6 +81,11 @@ class StreamParts:
             for start, stop in (*one.returned, *([(one.next, one.known)] if one.next < one.known else [])):
                 yield one.part * ITEMS + start, one.part * ITEMS + stop
 
+    @property
+    def has_nothing(self) -> bool:
+        """Tell whether all shards of all epochs have ended, and none had an item."""
+        return not self.handed_out and self._begun == self.epochs * self._shards and not any(map(_is_left, self.parts))
+
     # ---------------------------------------------------------------------------------------------- what happens
 
     def take(self, worker: str, count: int, until_epoch: int, run: int) -> tuple[Range, ...]:

@@ -13,7 +13,7 @@ from edl.core.job.leader_machine import JobMachine, new_record
 from edl.core.switch.generation_switch import GenerationSwitch
 from edl.facts import Scaled
 from edl.protocol.assignment import Verdict
-from edl.protocol.data_nouns import DataSpec
+from edl.protocol.data_nouns import ITEMS, DataSpec, ShardPart
 from edl.protocol.leader_messages import AskScale, AskStop, Phase, Register
 from edl.protocol.record import Identity, JobState, WorkerState
 from edl.protocol.ring_places import RingKind
@@ -100,6 +100,22 @@ def test_leases_that_did_not_press_do_once_steps_are_found_to_be_shorter() -> No
     pressed = machine.pressing
     job.pass_time(0.5)
     assert machine.pressing == pressed, "they have heard"
+
+
+def test_a_stream_of_which_no_shard_has_an_item_fails_the_job() -> None:
+    job = running(data=DataSpec(2 * ITEMS, 1, 2, shards=2, source="stream:2:x"))
+    for worker, part in (("w0", 0), ("w1", 1)):
+        assert job.machine.record.state is JobState.RUNNING
+        job.see(worker, Phase.TRAINING, generation=1, stream=(ShardPart(part, ended=True),))
+    assert job.machine.record.state is JobState.FAILED
+    assert "no shard of the stream has an item" in job.machine.record.reason
+
+
+def test_a_stream_whose_last_shard_has_an_item_trains_it() -> None:
+    job = running(data=DataSpec(2 * ITEMS, 1, 2, shards=2, source="stream:2:x"))
+    job.see("w0", Phase.TRAINING, generation=1, stream=(ShardPart(0, ended=True),))
+    job.see("w1", Phase.TRAINING, generation=1, stream=(ShardPart(1, known=1, ended=True),))
+    assert job.machine.record.state is JobState.RUNNING
 
 
 def test_more_epochs_asked_for_while_a_switch_is_planned_are_not_forgotten() -> None:
