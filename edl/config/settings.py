@@ -37,6 +37,7 @@ def check_home(home: Path, *inside: Path) -> None:
 
 
 # Fields that mean nothing to a job without checkpoints.
+MOST_VIRTUAL: Final = 256
 OF_CHECKPOINTS = ("checkpoint_every", "checkpoint_overhead", "keep_checkpoints", "resume")
 
 
@@ -290,6 +291,8 @@ def _check_virtual(settings: Settings, quotes: Mapping[str, str]) -> None:
     if virtual is None:
         return
     quote = quotes["virtual_workers"]
+    if virtual > MOST_VIRTUAL:
+        raise ConfigError(f"{quote} is more than {MOST_VIRTUAL}: sums of 32 bits would have too few for each part")
     for field in ("min_workers", "np", "max_workers"):
         if (getattr(settings, field) or 0) > virtual:
             raise ConfigError(

@@ -179,7 +179,9 @@ class ElasticDataLoader(DataLoader[Any]):
         ahead = self.num_workers * (self.prefetch_factor or 0) + 1  # so many the DataLoader may ask for at once
         for ids in self._shards.batches(self._loads_steps_of):
             loads = trainer.loads_of(ids)
-            yield LoadedParts(loading.take(loads, trainer.loads_coming(ahead) if self.num_workers else ()), len(ids))
+            loaded = loading.take(loads, trainer.loads_coming(ahead) if self.num_workers else ())
+            trainer.begin_numbers(ids)
+            yield LoadedParts(loaded, len(ids))
 
     def _batches(self) -> Iterator[Any]:
         if isinstance(self.dataset, _StreamBatches):

@@ -33,6 +33,8 @@ from edl.trainer.virtual_steps import Scales
 LANES: Final = 3  # of each tensor: given, with nan, with infinities
 WHOLE: Final = 0  # stands for an exponent where whole numbers are added as they are
 CACHED: Final = 1 << 16  # elements that stay in a processor's cache from one operation to the next
+IN_PLACE: Final = "with virtual workers write into it, as by copy_(), or start the job without --virtual-workers"
+NO_SUM: Final = "virtual workers cannot add that up; set it before training, or start the job without --virtual-workers"
 SUMMED: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -61,7 +63,13 @@ class _Statistic(NamedTuple):
     @property
     def has_moved(self) -> bool:
         """Compare contents: batch norm writes into buffers without a new version."""
-        return not torch.equal(self.buffer, self.start)
+        if torch.equal(self.buffer, self.start):
+            return False
+        return not torch.allclose(self.buffer, self.start, rtol=0.0, atol=0.0, equal_nan=True)
+
+    def move(self) -> torch.Tensor:
+        now, start = self.buffer.detach(), self.start
+        return now - start if start.is_floating_point() else now.int() - start.int()
 
 
 class TorchPartSums:
@@ -91,6 +99,8 @@ class TorchPartSums:
         self._empty = True  # nothing was added yet
         self._parameters: dict[str, torch.Tensor] = {}
         self._statistics: dict[str, _Statistic] = {}
+        self._flags: dict[str, _Statistic] = {}  # buffers of truth values, which no sum can merge
+        self._summed_in = 0  # the mini-batch of the newest sum
 
     # -------------------------------------------------------------------------------------------------- the parts
 
@@ -99,11 +109,11 @@ class TorchPartSums:
         buffers = self._buffers()
         named = [(name, one) for name, one in self._named() if not is_lazy(one)]
         self._parameters = {name: one for name, one in named if one.requires_grad and id(one) not in buffers}
-        self._statistics = {
-            name: _Statistic(one, one.detach().clone())
-            for name, one in named
-            if id(one) in buffers and one.dtype is not torch.bool
-        }
+        found = {name: _Statistic(one, one.detach().clone()) for name, one in named if id(one) in buffers}
+        self._flags = {name: one for name, one in found.items() if one.start.dtype is torch.bool}
+        self._statistics = {name: one for name, one in found.items() if name not in self._flags}
+        if self._summed_in == self._trainer.step():  # a script may keep gradients of an earlier loop of its mini-batch
+            self._means = torch.zeros_like(self._means)
         for reducer in self._reducers:
             reducer.begin_parts()
         tensors = {**self._parameters, **{name: one.buffer for name, one in self._statistics.items()}}
@@ -146,7 +156,7 @@ class TorchPartSums:
             return
         for name, one in self._statistics.items():
             if one.has_moved:
-                given[name] = one.buffer.detach() - one.start
+                given[name] = one.move()
         extremes: list[tuple[str, torch.return_types.aminmax]] = []
         for number, name in enumerate(self._layout.names):
             if name in given and not self._short:
@@ -163,12 +173,11 @@ class TorchPartSums:
         """Add a tensor in pieces that stay in a cache. Yields the extremes of each."""
         target = self._pieces[number]
         source = given.detach().reshape(-1)
-        if source.dtype.itemsize < torch.float32.itemsize:
-            source = source.float()
         if not source.is_floating_point():
             yield torch.aminmax(source)
             target.copy_(source) if self._empty else target.add_(source)
             return
+        source = source.float() if source.dtype.itemsize < torch.float32.itemsize else source
         factor = weight * units(self._scales.exponents[self._layout.names[number]], self._virtual)
         size = len(self._rounded)
         for piece, into in zip(torch.split(source, size), torch.split(target, size), strict=True):
@@ -213,7 +222,21 @@ class TorchPartSums:
 
     # ----------------------------------------------------------------------------------------------------- the sum
 
+    def _check_buffers(self) -> None:
+        """Raise UsageError for a buffer that a forward pass has changed in a way that has no sum."""
+        for name, tensor in self._named():
+            if name in self._statistics and self._statistics[name].buffer is not tensor:
+                raise UsageError(f"the model assigns its buffer {name} anew: {IN_PLACE}")
+        for name, one in self._flags.items():
+            if one.has_moved:
+                raise UsageError(f"a forward pass changes the flag {name}: {NO_SUM}")
+        for name, one in self._statistics.items():
+            if one.has_moved and not bool(one.start.isfinite().all()):
+                raise UsageError(f"a forward pass changes {name}, which is not finite: {NO_SUM}")
+
     def reduce(self, computed: int) -> bool:
+        if not self._empty:
+            self._check_buffers()
         self._put_back()
         self._trainer.before_reduce()
         try:
@@ -256,6 +279,7 @@ class TorchPartSums:
             return False
         self._scales.hear_differing(differing)
         self._take_over(given, computed)
+        self._summed_in = self._trainer.step()
         return True
 
     def _agree(self) -> None:
@@ -286,7 +310,7 @@ class TorchPartSums:
             if nans or infinities:
                 mean.fill_(float("nan") if nans else float("inf"))
             elif given and name not in whole:
-                exponents[name] = following(norms[name], exponents[name])
+                exponents[name] = following(norms[name], exponents[name], self._virtual)
             if (parameter := self._parameters.get(name)) is not None:
                 parameter.grad = mean.to(parameter.dtype) if given else None
             elif given:

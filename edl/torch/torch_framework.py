@@ -144,6 +144,11 @@ class TorchFramework:
         check_optimizer(optimizer)
         if model is not None and not isinstance(model, torch.nn.Module):
             raise UsageError(f"edl.Optimizer: model must be a torch.nn.Module, not a {type(model).__name__}")
+        if model is None and trainer.virtual:
+            raise UsageError(
+                "edl.Optimizer(optimizer): virtual workers add up what forward passes change in the model, too: give "
+                "model=, or start the job without --virtual-workers"
+            )
         prefix = f"{len(self._optimizers)}." if self._optimizers else ""
         names = names_of(optimizer, model, named_parameters, prefix)
         check_trained(optimizer)

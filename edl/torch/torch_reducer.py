@@ -195,6 +195,14 @@ class Reducer:
         if due:
             finish(sorted(due, key=lambda one: one.number))
 
+    def check_closure(self) -> None:
+        """Raise UsageError where a closure's loss would depend on who computes it."""
+        if self._trainer.virtual:
+            raise UsageError(
+                "step(closure) has a loss that virtual workers do not add up: call step() after edl.microbatches(), or "
+                "start the job without --virtual-workers"
+            )
+
     def begin_parts(self) -> None:
         """Drop what is left from before: parts of a step begin, which `edl.torch.part_sums` adds up."""
         for parameter in self._names:

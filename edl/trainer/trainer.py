@@ -651,6 +651,11 @@ class Trainer:
         """Return what the parts of the mini-batch being worked on are loaded from."""
         return loads(self.parts_of_step(ids), ids)
 
+    def begin_numbers(self, ids: Ids) -> None:
+        """Begin the script's random numbers for the mini-batch being worked on."""
+        assert self._virtual is not None  # its loader gives parts
+        self._virtual.begin_numbers(ids)
+
     def loads_coming(self, count: int) -> list[PartLoad]:
         """Return the next `count` parts after this step, of its epoch, as far as they are leased."""
         found: list[PartLoad] = []

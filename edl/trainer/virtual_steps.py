@@ -36,6 +36,7 @@ logger = logging.getLogger("edl")
 HELD: Final = "held"
 NAME: Final = "edl.virtual"  # among registered values
 LOADING: Final = -1  # the loop over parts by whose seed samples are loaded
+BEFORE: Final = -2  # the virtual worker by whose seed a loader's mini-batch begins, before any part
 AFTER: Final = -1  # the virtual worker by whose seed a script's random numbers go on after the parts
 TAKE_PARTS: Final = (
     "this job has virtual workers (--virtual-workers), whose parts of a step are computed one by one: loop over "
@@ -259,13 +260,19 @@ class VirtualSteps:
 
     def _within(self, batch: Any, part: PartOfStep, rows: int, most: int | None) -> Iterator[tuple[Any, float]]:
         """Yield one virtual worker's samples, in as many pieces as a memory for `most` samples asks for."""
-        if isinstance(batch, LoadedParts):
-            yield batch.of(part.virtual), 1.0
-            return
         begin, size = part.start, part.stop - part.start
+        if isinstance(batch, LoadedParts):
+            batch, begin, rows = batch.of(part.virtual), 0, size
+            if not most or most >= size:  # it may be anything that a script's collate_fn has made
+                yield batch, 1.0
+                return
         for piece in microbatches(size, most or 0):
             yield cut_rows(batch, begin, begin + piece, rows, self._sort), piece / size
             begin += piece
+
+    def begin_numbers(self, ids: Ids) -> None:
+        """Begin a script's random numbers for a mini-batch: what loading has drawn depends on who loads which part."""
+        self._sums.seed(self._port.parts_of_step(ids).place.seed_of(BEFORE, 0))
 
     def begin_anew(self) -> None:
         """Forget the loops of a mini-batch that has ended: if it was void it comes again, with the same seeds."""

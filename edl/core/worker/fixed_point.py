@@ -43,9 +43,11 @@ def fits(largest: float, exponent: int) -> bool:
     return exponent_of(largest) <= exponent
 
 
-def following(mean: float, before: int) -> int:
-    """Return the exponent of the next step, by the largest element of this step's mean."""
-    return max(exponent_of(mean) + HEADROOM, before - FALL)
+def following(mean: float, before: int, virtual: int) -> int:
+    """Return the exponent of the next step, by the largest element of this step's mean: one of many virtual workers may
+    have given all of it.
+    """
+    return max(exponent_of(mean) + max(HEADROOM, (virtual - 1).bit_length()), before - FALL)
 
 
 def units(exponent: int, virtual: int) -> float:

@@ -86,6 +86,8 @@ def test_an_empty_variable_counts_as_none_and_one_of_another_command_is_known():
         ({"EDL_MIN_NP": "3", "EDL_MAX_NP": "2"}, {}, "EDL_MIN_NP=3 is more than EDL_MAX_NP=2"),
         ({"EDL_MIN_NP": "3", "EDL_NP": "2"}, {}, "EDL_NP=2 is less than EDL_MIN_NP=3"),
         ({"EDL_MAX_NP": "3", "EDL_NP": "4"}, {}, "EDL_NP=4 is more than EDL_MAX_NP=3"),
+        ({"EDL_VIRTUAL_WORKERS": "300"}, {}, "EDL_VIRTUAL_WORKERS=300 is more than 256"),
+        ({"EDL_VIRTUAL_WORKERS": "2", "EDL_NP": "4"}, {}, "EDL_NP=4 is more than EDL_VIRTUAL_WORKERS=2"),
         ({"EDL_COORDINATOR": "zk:1"}, {}, "EDL_COORDINATOR=zk:1 is given without a job"),
         ({}, {"colour": 1}, "colour is no setting"),
     ],

@@ -66,6 +66,9 @@ class Seat:
     def __init__(self) -> None:
         self.voided = ""
 
+    def step(self) -> int:
+        return 1
+
     def before_reduce(self) -> None: ...
 
     def void(self, error: BaseException) -> None:
@@ -280,3 +283,71 @@ def test_what_lies_between_two_units_goes_to_the_nearer_one() -> None:
             sums.take(1.0)
             again = sums.reduce(1)
     assert net.bias.grad.tolist() == [1.0, 6 * unit]
+
+
+class Counting(nn.Module):
+    """A model whose forward pass changes a buffer of its own."""
+
+    def __init__(self, state: torch.Tensor, change: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("state", state)
+        self._change = change
+
+    def forward(self) -> torch.Tensor:
+        self._change(self)
+        return self.weight.sum()
+
+
+def step_of(net: nn.Module, parts: int = 2) -> None:
+    """Make a step of so many parts."""
+    sums, scales = sums_of(net, SumRing(1))[0], Scales()
+    again = True
+    while again:
+        sums.begin(scales, parts)
+        for _ in range(parts):
+            sums.begin_part(1)
+            net().backward()
+            sums.take(1.0)
+        again = sums.reduce(parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_whole_numbers_of_any_size_move_as_each_part_has_moved_them(dtype: torch.dtype) -> None:
+    net = Counting(torch.zeros(2, dtype=dtype), lambda net: net.state.add_(3))
+    step_of(net)
+    assert net.state.tolist() == [3, 3]
+
+
+def test_a_table_with_nan_that_nothing_changes_is_left_as_it_is() -> None:
+    net = Counting(torch.tensor([1.0, float("nan"), 3.0]), lambda _: None)
+    step_of(net)
+    assert net.state[0] == 1 and net.state[2] == 3
+
+
+@pytest.mark.parametrize(
+    ("state", "change", "told"),
+    [
+        (torch.zeros(1), lambda net: setattr(net, "state", net.state + 1), "assigns its buffer state anew"),
+        (torch.zeros(1, dtype=torch.bool), lambda net: net.state.fill_(True), "changes the flag state"),
+        (torch.tensor([float("inf")]), lambda net: net.state.fill_(1.0), "changes state, which is not finite"),
+    ],
+)
+def test_changes_of_buffers_that_have_no_sum_are_refused(state: Any, change: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        step_of(Counting(state, change))
+
+
+def test_gradients_of_an_earlier_loop_of_a_mini_batch_stay_as_they_were() -> None:
+    net, scales = nn.Linear(1, 1), Scales()
+    sums, _ = sums_of(net, SumRing(1))
+    kept = []
+    for factor in (1.0, 4.0):
+        again = True
+        while again:
+            sums.begin(scales, 1)
+            (factor * net.bias).sum().backward()
+            sums.take(1.0)
+            again = sums.reduce(1)
+        kept.append(net.bias.grad)
+    assert [one.item() for one in kept] == [1.0, 4.0]

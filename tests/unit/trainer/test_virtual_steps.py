@@ -159,6 +159,23 @@ def test_a_part_that_memory_does_not_hold_is_cut_once_more() -> None:
     assert [(part.tolist(), share) for part, share in steps.parts(np.arange(4), 3)] == [([0, 1], 0.5), ([2, 3], 0.5)]
 
 
+def test_so_is_one_that_a_loader_has_loaded() -> None:
+    steps = steps_with(Sums(), lambda _: parts_of(SPEC, lease_of(3, 4), 11))
+    loaded = LoadedParts({3: {"x": np.arange(4)}}, 4)
+    assert [(part["x"].tolist(), share) for part, share in steps.parts(loaded, 3)] == [([0, 1], 0.5), ([2, 3], 0.5)]
+    assert [(part["x"].tolist(), share) for part, share in steps.parts(loaded, None)] == [([0, 1, 2, 3], 1.0)]
+
+
+def test_numbers_before_the_parts_begin_alike_on_all_workers_and_each_time() -> None:
+    sums = Sums()
+    for rank in (0, 3, 3):
+        steps_with(sums, lambda _, rank=rank: parts_of(SPEC, lease_of(rank, 4), 11)).begin_numbers(np.arange(4))
+    (first,) = set(sums.told)
+    place = parts_of(SPEC, lease_of(0, 4), 11).place
+    assert first[0] == "seed"
+    assert first[1] not in {place.seed_of(virtual, call) for virtual in range(-1, 4) for call in range(-1, 2)}
+
+
 def test_stand_ins_and_rehearsals_are_one_part() -> None:
     sums = Sums()
     for found in (stand_ins(SPEC, 3, 5), rehearsed(SPEC, 5)):

@@ -35,9 +35,10 @@ def test_what_an_exponent_is_needed_for_fits(largest: float) -> None:
 
 
 def test_the_next_exponent_has_headroom_over_the_mean_and_falls_slowly() -> None:
-    assert rules.following(1.0, -96) == 1 + rules.HEADROOM
-    assert rules.following(0.0, 10) == 10 - rules.FALL
-    assert rules.following(2.0, 3) > rules.following(1.0, 3)
+    assert rules.following(1.0, -96, 8) == 1 + rules.HEADROOM
+    assert rules.following(0.0, 10, 8) == 10 - rules.FALL
+    assert rules.following(1.0, -96, 256) == 1 + 8, "one of 256 may have given all of it"
+    assert rules.following(2.0, 3, 8) > rules.following(1.0, 3, 8)
 
 
 @pytest.mark.parametrize(("virtual", "bits"), [(1, 30), (2, 29), (3, 28), (4, 28), (8, 27)])
