@@ -288,6 +288,8 @@ def test_what_lies_between_two_units_goes_to_the_nearer_one() -> None:
 class Counting(nn.Module):
     """A model whose forward pass changes a buffer of its own."""
 
+    state: torch.Tensor
+
     def __init__(self, state: torch.Tensor, change: Callable[[Any], None]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(2))

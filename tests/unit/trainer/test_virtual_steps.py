@@ -167,9 +167,12 @@ def test_so_is_one_that_a_loader_has_loaded() -> None:
 
 
 def test_numbers_before_the_parts_begin_alike_on_all_workers_and_each_time() -> None:
+    def parts_for(rank: int) -> Callable[[Any], VirtualParts]:
+        return lambda _: parts_of(SPEC, lease_of(rank, 4), 11)
+
     sums = Sums()
     for rank in (0, 3, 3):
-        steps_with(sums, lambda _, rank=rank: parts_of(SPEC, lease_of(rank, 4), 11)).begin_numbers(np.arange(4))
+        steps_with(sums, parts_for(rank)).begin_numbers(np.arange(4))
     (first,) = set(sums.told)
     place = parts_of(SPEC, lease_of(0, 4), 11).place
     assert first[0] == "seed"
