@@ -414,8 +414,6 @@ class LeaseGrants:
             working.keep_ledger(pressing=presses)
             if not presses:
                 self._unheard.append(Unheard(working.record.version, covered, working.now))
-        elif presses and heard < covered:
-            working.keep_ledger()  # steps have become shorter since then
         elif self._waits_in_vain(ledger):
             ledger.idle()
             working.keep_ledger()

@@ -101,12 +101,12 @@ for batch in batches:
         x, y = part if options.loading >= 0 else (inputs[part], targets[part])
         loss = nn.functional.cross_entropy(model(x), y)
         (loss * share).backward()
-    if options.wrong == "rounding" and edl.step() == 7:
-        first = next(model.parameters()).grad.view(-1)
-        first[0] = torch.nextafter(first[0], first[0] + 1)
     if options.model == "transformer":
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     optimizer.step()
+    if options.wrong == "rounding" and edl.step() == 7:
+        first = next(model.parameters()).detach().view(-1)
+        first[0] = torch.nextafter(first[0], first[0] + 1)
     schedule.step()
     ema.update_parameters(model)
     if options.pace is not None:
