@@ -1,12 +1,11 @@
 """What a change of size costs the survivors of a library's training, beside the bare loop, in the same run.
 
-    python -m benchmarks.library_pause [--libraries lightning trainer accelerate torchrun keras] [--changes 5]
-                                       [--rounds 2] [--json]
+    python -m benchmarks.library_pause [--libraries lightning trainer accelerate keras] [--changes 5] [--rounds 2]
+                                       [--json]
 
-In each round one job for each library, and one for the bare loop of its framework (of TensorFlow for Keras, of PyTorch
-for all others), train the same model in steps of the same length. `torchrun` is an unchanged script of
-DistributedDataParallel. Each job grows from 2 to 3 workers and shrinks to 2 so many times (`edl scale`), with some
-dozens of steps in between. The jobs of a round come in another order in each.
+In each round one job for each library, and one for the bare loop of its framework (of PyTorch for the first three, of
+TensorFlow for Keras), train the same model in steps of the same length. Each grows from 2 to 3 workers and shrinks to 2
+so many times (`edl scale`), with some dozens of steps in between. The jobs of a round come in another order in each.
 
 A survivor's pause is the time from the begin of its last step at one size to that of its first at the other, less its
 median step; of each change counts the survivor that lost most. `after` is what the ten steps that follow took beyond
@@ -161,24 +160,6 @@ def train_accelerate(folder: Path) -> None:
             optimizer.step()
 
 
-def train_torchrun(folder: Path) -> None:
-    """As a script for torchrun, which knows nothing of edl but in what it notes."""
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-    from torch.utils.data import DataLoader
-    from torch.utils.data.distributed import DistributedSampler
-
-    task = TorchTask(folder)
-    dist.init_process_group("gloo")
-    loader = DataLoader(task.samples, batch_size=BATCH, sampler=DistributedSampler(task.samples))
-    model, optimizer = DistributedDataParallel(task.model), task.optimizer()
-    for batch in loader:
-        optimizer.zero_grad()
-        model(**batch)["loss"].backward()
-        optimizer.step()
-    dist.destroy_process_group()
-
-
 class TensorFlowTask:
     """The same in TensorFlow."""
 
@@ -245,7 +226,6 @@ TRAININGS: dict[str, Callable[[Path], None]] = {
     "lightning": train_lightning,
     "trainer": train_trainer,
     "accelerate": train_accelerate,
-    "torchrun": train_torchrun,
     "tensorflow": train_tensorflow,
     "keras": train_keras,
 }
@@ -254,16 +234,12 @@ TRAININGS: dict[str, Callable[[Path], None]] = {
 # -------------------------------------------------------------------------------------------------------- what it notes
 
 
-BARE: Final = {
-    **dict.fromkeys(("lightning", "trainer", "accelerate", "torchrun"), "torch"),
-    "keras": "tensorflow",
-}
+BARE: Final = {"lightning": "torch", "trainer": "torch", "accelerate": "torch", "keras": "tensorflow"}
 NAMES: Final = {
     "torch": "the bare loop of PyTorch",
     "lightning": "Lightning",
     "trainer": "Hugging Face's Trainer",
     "accelerate": "Accelerate",
-    "torchrun": "an unchanged script of torchrun's",
     "tensorflow": "the bare loop of TensorFlow",
     "keras": "Keras's fit",
 }
@@ -377,8 +353,7 @@ def is_within(own: Pauses, bare: Pauses) -> bool:
 def begun(way: str, folder: Path) -> Job:
     work = [sys.executable, "-m", "benchmarks.library_pause", "--work", way, str(folder)]
     quiet = {"TF_NUM_INTRAOP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    flags = ["--max-np", "3", *(["--as-torchrun"] if way == "torchrun" else [])]
-    return Job(folder, [*edl_run(2, JOB, *flags), *work], name=JOB, **quiet)
+    return Job(folder, [*edl_run(2, JOB, "--max-np", "3"), *work], name=JOB, **quiet)
 
 
 def wait_training(job: Job, size: int) -> None:
