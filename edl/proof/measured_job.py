@@ -36,7 +36,7 @@ def edl_run(workers: int, name: str, *flags: str) -> list[str]:
 
 
 class MeasuredJob:
-    """One job in a folder of its own, which its command has begun. `edl` speaks to it by its name."""
+    """A job in a folder of its own, which the given command has begun and `edl` is asked about by its name."""
 
     own_session: ClassVar[bool] = False  # True: a terminal's Ctrl-C reaches the caller only, who ends the job
 
@@ -90,11 +90,11 @@ class MeasuredJob:
         return sum(len(last) == steps and so for last, so in zip(made, at_it, strict=True)) >= size
 
     def set(self, name: str, step: int) -> None:
-        """Have all workers do something after the same step."""
+        """Set what all workers do after the step `step`: `name` is the file that they look for."""
         set_file(self.folder / name, str(step))
 
     def stop(self, after_steps: int = 50) -> None:
-        """Have the workers end after the same step, so many after the newest one, and wait; else end it by a signal."""
+        """End all workers `after_steps` steps after the newest one, and wait; end the job by a signal if they do not."""
         if self.launcher.poll() is None:
             self.set("stop", self.notes.newest() + after_steps)
         self.end()

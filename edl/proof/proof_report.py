@@ -52,7 +52,7 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class ProofOutcome(msgspec.Struct, frozen=True):
-    """What the audit and the workers' states say of the whole job."""
+    """The end of the whole job, by its audit and its workers' states."""
 
     exit_code: int
     trained: int

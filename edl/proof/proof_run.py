@@ -33,7 +33,7 @@ EPOCHS_MORE = 3  # until the end: each worker reads of the end before it comes
 
 
 class ProofPlan(msgspec.Struct, frozen=True):
-    """How much is tried. A part ends with its rounds or its time, whichever comes first."""
+    """The rounds and seconds of each part of the proof, which ends with whichever comes first."""
 
     workers: int
     ring: str

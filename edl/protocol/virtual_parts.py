@@ -1,4 +1,4 @@
-"""Which part of a step each virtual worker computes, and which of these parts a worker computes: by position alone.
+"""Position alone says which part of a step each virtual worker computes, and which parts a worker computes.
 
 Owns: that arithmetic, the same for leaders, workers and verifiers. Does not own: which positions a step has
 (`edl.core.data.sample_ledger`), nor computing parts (`edl.trainer.virtual_steps`).

@@ -63,7 +63,7 @@ class Runs(Sampler[list[int]]):
         self._begun = True
 
     def begin_parts(self, parts: Iterator[list[int]]) -> None:
-        """What these give comes next: parts of steps, in a job with virtual workers."""
+        """Load these parts of steps next, in a job with virtual workers."""
         self._parts = parts
 
     def __iter__(self) -> Iterator[list[int]]:

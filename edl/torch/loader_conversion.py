@@ -36,7 +36,7 @@ class Order(NamedTuple):
 
 
 class PartCut(NamedTuple):
-    """How the samples of one step are cut into batches."""
+    """The rule by which the samples of one step are cut into batches."""
 
     samples: int  # of a batch
     number: int | None = None  # of batches in each step, whatever samples there are; None: as many as come of them

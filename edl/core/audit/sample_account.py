@@ -48,7 +48,7 @@ class Offender(msgspec.Struct, frozen=True):
 
 
 class StreamAccount(msgspec.Struct, frozen=True):
-    """Of an epoch of a stream: its shards, and the first items that are lost or repeated."""
+    """The shards of one epoch of a stream, and the first items that are lost or repeated."""
 
     shards: int
     ended: int  # of which the end is known

@@ -230,7 +230,7 @@ class FiguresReported:
 
 @dataclass(frozen=True, slots=True)
 class StreamRead:
-    """What was found in the parts of a stream that this worker reads. The thread that reads says so."""
+    """The reading thread has found these in the parts of a stream that this worker reads."""
 
     parts: tuple[ShardPart, ...]
 
@@ -244,7 +244,7 @@ class ScriptStands:
 
 @dataclass(frozen=True, slots=True)
 class BitsStand:
-    """In a job with virtual workers: whether its bits are held, or since when not and why, as people read it."""
+    """The bits of a job with virtual workers are held, or are not since a step, as `bits` says it to people."""
 
     bits: str
 

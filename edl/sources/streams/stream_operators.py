@@ -1,4 +1,4 @@
-"""What is made of the records of a shard, one operator after the other, so that it can go on from a place.
+"""Operators of a stream make items of the records of a shard, and can go on from a place.
 
 A source gives records and, now and then between two of them, a *barrier*: its place. A barrier goes down the operators
 behind the records before it, and each adds what it needs to go on from there. What comes out at the end is items, and

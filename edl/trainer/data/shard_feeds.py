@@ -31,7 +31,7 @@ UNPLACED: Final = "its place has values that are neither numbers, text, bytes, l
 
 
 class ItemChunk(NamedTuple):
-    """What one reading has given."""
+    """Items of one reading, in a row."""
 
     first: int  # number of the first item
     items: list[Any]

@@ -81,7 +81,7 @@ def test_leases_press_only_where_a_member_would_run_dry_before_its_call_for_orde
     assert machine.pressing == machine.record.version, "all else presses"
 
 
-def test_leases_that_did_not_press_do_once_steps_are_found_to_be_shorter() -> None:
+def test_leases_press_where_those_before_have_not_reached_all_and_steps_are_found_to_be_shorter() -> None:
     """TensorFlow's first steps take seconds, as a graph is traced; 64 of those last beyond any call for orders."""
     machine = (job := Job(2)).machine
     for worker in ("w0", "w1"):
