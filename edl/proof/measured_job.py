@@ -94,7 +94,7 @@ class MeasuredJob:
         set_file(self.folder / name, str(step))
 
     def stop(self, after_steps: int = 50) -> None:
-        """End all workers `after_steps` steps after the newest one, and wait; end the job by a signal if they do not."""
+        """End all workers `after_steps` steps after the newest one, and wait; end the job by a signal otherwise."""
         if self.launcher.poll() is None:
             self.set("stop", self.notes.newest() + after_steps)
         self.end()
