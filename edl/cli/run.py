@@ -200,7 +200,7 @@ async def _live(settings: Settings, command: Sequence[str], policy: bytes | None
 def _waiting(
     given: Mapping[str, Given], environ: Mapping[str, str]
 ) -> tuple[Mapping[str, Given], Mapping[str, str], str]:
-    """What is left without `-np 0`, and how that was said, if it was: it is no size of a job."""
+    """Return what is left without `-np 0`, which is no size of a job, and how that was said, if it was."""
     names = next(setting.variables for setting in TABLE if setting.field == "np")
     zeros = [name for name in names if environ.get(name) == "0"]
     said = given["np"].quote if "np" in given and given["np"].text == "0" else ""
@@ -289,7 +289,7 @@ def early_end(settings: Settings, signum: signal.Signals, *, waits: bool) -> Ear
 
 
 def last_line(outcome: Outcome, folder: Folder, resume: str = "auto") -> str:
-    """What there is to say about the end. `resume`: what the job was to go on from."""
+    """Return the line that tells how the job ended. `resume`: what the job was to go on from."""
     verdict, job = outcome.verdict, folder.path.name
     if verdict.code == 0 and _trained_nothing(outcome):
         return f"job {job} has finished: nothing is left to train"
@@ -329,7 +329,7 @@ def _lost_on_its_way(outcome: Outcome, job: str) -> str:
 
 
 def _trained_nothing(outcome: Outcome) -> bool:
-    """It went on from where a life before had come to its end."""
+    """Tell whether the job went on from where a life before had come to its end."""
     status = outcome.status
     return status is not None and bool(status.resumed) and not outcome.newest_step and status.state.value == "finished"
 

@@ -39,7 +39,7 @@ class DriverLink:
             logger.warning("no stand-in: %s", error)
 
     def ask(self, recount: int) -> None:
-        """Have the driver asked for this recount, once."""
+        """Ask the driver for this recount, once."""
         if recount <= self._asked:
             return
         self._asked = recount

@@ -186,7 +186,7 @@ def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
 
 @contextlib.contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Meanwhile, processes below this one that lose their parent become its children."""
+    """Adopt the processes below this one that lose their parent inside the context."""
     libc, before = ctypes.CDLL(None), ctypes.c_int()
     libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

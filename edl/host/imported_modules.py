@@ -1,4 +1,4 @@
-"""Which installed modules this process has imported: what its launcher may import ahead for later workers of the job.
+"""List the installed modules that this process has imported: its launcher may import them ahead for later workers.
 
 Owns: telling installed modules from the script's own, and the file by which a trainer tells the launcher on its host of
 them. Does not own: what is done with them (`edl.launch.forking`).
@@ -29,7 +29,7 @@ NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """What one process has imported."""
+    """The modules that one process has imported."""
 
     modules: tuple[str, ...]  # installed ones, in the order of their imports
     own: tuple[str, ...]  # those that are not installed, such as the script's
@@ -98,7 +98,7 @@ def tell_imported(folder: Path) -> None:
 
 
 def told_by(pid: int) -> Imported | None:
-    """What this user's trainer of that pid has told; None until it has."""
+    """Return what this user's trainer of that pid has told; None until it has."""
     for folder in folder_of(pid):
         try:
             return msgspec.json.decode((folder / FILE).read_bytes(), type=Imported)

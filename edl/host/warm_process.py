@@ -54,7 +54,7 @@ SHARED = ("socket:", "pipe:", "anon_inode:", "/dev/shm/", "/memfd:")  # noqa: S1
 
 
 class NotForkable(Exception):
-    """What has been imported does not survive a fork, or is not what a new process would import."""
+    """Raised where the imported modules do not survive a fork, or a new process would import others."""
 
 
 # ------------------------------------------------------------------------------------------------------- the imports
@@ -157,7 +157,7 @@ def fork() -> int:
 
 
 class Shown:
-    """Where the kernel reads what it shows of this process in /proc: made wide by padding when the process began."""
+    """The memory from which the kernel shows this process in /proc, made wide by padding when the process began."""
 
     def __init__(self) -> None:
         with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
@@ -227,7 +227,7 @@ class WarmProcess:
         self._launcher.sendall(json.dumps(said).encode() + b"\n")
 
     def _fork(self, told: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | None:
-        """By way of a process that ends at once: the kernel gives its child to the launcher, or to whom orphans go."""
+        """Fork by way of a process that ends at once: the kernel gives its child to the launcher, or to init."""
         between = os.fork()
         if between == 0:
             if "daemon" in told:
@@ -242,7 +242,7 @@ class WarmProcess:
         return None
 
     def _become(self, told: dict[str, Any], descriptors: list[int]) -> None:
-        """All that a new process would be. The launcher hears of it once nothing can go wrong any more."""
+        """Become all that a new process would be. Tell the launcher once nothing can go wrong any more."""
         try:
             self._launcher.close()
             *streams, answer = descriptors
@@ -283,7 +283,7 @@ class WarmProcess:
             process.forker = process.Forker(self._daemons)  # type: ignore[attr-defined]
 
     def attend(self, told: dict[str, Any]) -> dict[str, Any]:
-        """Be the warden of a worker that is forked here, to the end. Return in the worker, with what it is."""
+        """Fork a worker and be its warden to its end. Return in the worker, with what it is."""
         warden = loaded(told["warden"])
         before = open_files()
         worker: dict[str, Any] = {}
@@ -301,7 +301,7 @@ class WarmProcess:
         return worker
 
     def _fork_worker(self, told: dict[str, Any], before: set[int], unblock: Any) -> "Forked | None":
-        """None in the worker. Its pid is 0 where it could not become what a new process would be."""
+        """Fork the worker; return None in it. Its pid is 0 where it could not become what a new process would be."""
         warden = os.getpid()
         (output, its_output), (ready, its_ready) = os.pipe(), os.pipe()
         pid = os.fork()
@@ -377,7 +377,7 @@ def die_with(parent: int) -> None:
 
 
 def draw_anew(folder: str) -> None:
-    """What processes draw for themselves, and forks would have in common; Python's `random` draws anew by itself."""
+    """Draw anew what forks would have in common; Python's `random` draws anew by itself."""
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
     if process := sys.modules.get("multiprocessing.process"):
@@ -394,7 +394,7 @@ def read(path: str) -> str:
 
 
 def write(path: str, text: str) -> None:
-    """Where the kernel has such a file, and lets this process write it."""
+    """Write the file, if the kernel has it and lets this process write it."""
     try:
         with open(path, "w", encoding="ascii") as file:
             file.write(text)
@@ -406,7 +406,7 @@ def write(path: str, text: str) -> None:
 
 
 def run(told: dict[str, Any]) -> None:
-    """As Python runs what its command line names."""
+    """Run the script as Python runs what its command line names."""
     kind, name, arguments = told["kind"], told["name"], told["arguments"]
     path = os.path.join(os.getcwd(), name)
     sys.orig_argv = told["shown"]

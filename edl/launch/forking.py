@@ -300,7 +300,7 @@ class Forks:
         self._importing = asyncio.create_task(self._import(self._warm, self._told, self._daemons))
 
     def _start_daemons(self) -> WarmPython | None:
-        """None: daemons are started anew."""
+        """Start the process that forks daemons. Return None where that fails: daemons are started anew then."""
         command, environ = [sys.executable, *daemon_process.COMMAND], daemon_process.environ_of(self._environ)
         with contextlib.suppress(OSError):
             return WarmPython(command, environ, self._log, self._daemons_exited, self._folder, "daemons")

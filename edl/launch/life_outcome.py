@@ -1,4 +1,4 @@
-"""How the lives of a job have ended under `edl run`, and whether another one follows: pure decisions.
+"""Judge how the lives of a job have ended under `edl run`, and whether another one follows: pure decisions.
 
 A life that ended for a machine's reason, or a script's, may end otherwise the next time. It is tried as often as
 `--max-restarts` allows, from the newest checkpoint, by the rule that clusters have too
@@ -36,7 +36,7 @@ WHY_NOT: Final = {  # said where the reason of the failure does not tell it alre
 
 
 class LaunchVerdict(msgspec.Struct, frozen=True):
-    """How the launch ended."""
+    """The end of a launch."""
 
     code: int
     state: str  # for the record: finished, failed or preempted
@@ -61,7 +61,7 @@ def cause_of_failure(failed_by: FailedBy, codes: Iterable[int]) -> EndCause:
 
 
 class LifeEnd(msgspec.Struct, frozen=True):
-    """How one life ended. Steps are those of all lives together."""
+    """The end of one life. Steps are those of all lives together."""
 
     verdict: LaunchVerdict
     began: int  # after this step
@@ -73,14 +73,14 @@ class LifeEnd(msgspec.Struct, frozen=True):
 
 
 class Again(msgspec.Struct, frozen=True):
-    """Another life begins."""
+    """The verdict that another life begins."""
 
     reason: str  # how the one before has ended
     restarts: int  # left for it, and for its workers
 
 
 class Enough(msgspec.Struct, frozen=True):
-    """No other life begins."""
+    """The verdict that no other life begins."""
 
     verdict: LaunchVerdict
 

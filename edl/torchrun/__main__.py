@@ -42,7 +42,7 @@ logger = logging.getLogger("edl")
 
 
 class ScriptOfTorchrun:
-    """All that stands in the place of torch's names in this process."""
+    """The stand-ins for torch's names in this process."""
 
     def __init__(self) -> None:
         self._words = LoopCollectives(

@@ -78,7 +78,7 @@ class Script(Trains, Protocol):
         """Take over what the others' scripts have counted, if it has come."""
 
     def end_pass(self) -> None:
-        """All workers have come to the end of the same pass."""
+        """Take note that all workers have come to the end of the same pass."""
 
 
 class Passes:

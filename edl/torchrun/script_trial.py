@@ -58,7 +58,7 @@ class TrialLoaders(LoaderNames):
 
 
 class ScriptTrial:
-    """What stands in the place of torch's names in a trial (`edl.torchrun.__main__.StandIns`)."""
+    """The stand-ins for torch's names in a trial (see `edl.torchrun.__main__`)."""
 
     def __init__(self, answer: int, size: int) -> None:
         """`answer`: the file descriptor to which the result is written, once. `size`: of the job that it is told of."""

@@ -74,7 +74,7 @@ def looked(state: QueueState, word: JobLooked, now: float) -> None:
 
 
 def _count_boot(seen: SeenJob, job: JobEntry, now: float) -> None:
-    """Once all that are to stay train, so that the newest of them does."""
+    """Note how long the newest worker took to train, once all that are to stay train."""
     newest = max(job.staying, key=lambda worker: worker.number, default=None)
     if newest is not None and newest.number > seen.booted and seen.look.size >= len(job.staying):
         seen.booted, seen.boot_s = newest.number, max(0.0, now - newest.began)

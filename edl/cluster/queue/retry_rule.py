@@ -46,7 +46,7 @@ class FailureKept(msgspec.Struct, frozen=True):
 
 
 class Denial(Enum):
-    """Why a job is not tried again."""
+    """The reason for which a job is not tried again."""
 
     HOPELESS = "another try would end alike"
     REPEATED = "the same fault came again without progress in between"

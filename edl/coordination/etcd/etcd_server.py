@@ -107,7 +107,7 @@ class LocalEtcd(ChildServer):
     async def _start_in(
         cls, folder: Path, lock: int, port: int | None, digest: Digest | None, address: str | None
     ) -> Self:
-        """Without a port and an address the server listens on a socket that only this user can open."""
+        """Start the server. Without a port and an address it listens on a socket that only this user can open."""
         if port is None and address is None:
             return await started(cls(folder, LOOPBACK, 0, lock=lock))
         if digest is not None and not (folder / "data").exists():

@@ -59,7 +59,7 @@ class ForgetSecret:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """These are the orders from now on. `pressing`: wake all that wait for orders; the others hear when they ask."""
+    """Give out these orders from now on. `pressing`: wake all that wait for orders; the others hear when they ask."""
 
     book: OrderBook
     pressing: bool
@@ -85,7 +85,7 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class DeclareRest:
-    """Whether a worker waits for what this leader says next; a hand-over waits until none does."""
+    """Say whether a worker waits for what this leader says next; a hand-over waits until none does."""
 
     at_rest: bool
 
@@ -210,7 +210,7 @@ class Writing(Generic[A]):
 
 
 def decide(machine: JobMachine, batch: Sequence[tuple[Input, A | None]], now: float) -> BatchDecided[A]:
-    """Have the job's machine take inputs, and what follows from all of them together is written at once."""
+    """Let the job's machine take inputs; what follows from all of them together is written at once."""
     told: list[Tell] = []
     answers: list[GiveAnswer[A]] = []
     publishes = 0

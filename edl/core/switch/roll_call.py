@@ -1,4 +1,4 @@
-"""Whether the members of a next ring can find each other, before any leaves the present one for it (I14).
+"""Find out whether the members of a next ring reach each other, before any leaves the present one for it (I14).
 
 A planned switch has four phases: called, met, prepared, announced. First its members are *called*: the daemon of each
 asks those of the others with whom it will trade addresses in the switch, and says which have answered. Training goes
@@ -22,7 +22,7 @@ from edl.protocol.record import RollCall
 
 
 class RollCalling:
-    """Of one leader. Its times and the workers it leaves out are its own: another one begins to wait anew."""
+    """The roll calls of one leader. Its times and the workers it leaves out are its own: another leader waits anew."""
 
     def __init__(self, working: WorkingState, lead_times: LeadTimes, preparing: RingForming) -> None:
         self._working = working
@@ -52,7 +52,7 @@ class RollCalling:
         return roll_call.generation if roll_call is not None and roll_call.roster == roster else 0
 
     def stands(self, roster: tuple[str, ...]) -> bool:
-        """All of `roster` have found each other, and prepared their ring. If they were not called yet, they are."""
+        """Tell whether all of `roster` have found each other and prepared their ring; call them if they were not."""
         roll_call = self._working.record.roll_call
         if roll_call is None or roll_call.roster != roster:
             return self._call(roster)
@@ -61,7 +61,7 @@ class RollCalling:
         return self._have_met(roll_call) and not self._prepare(roll_call)
 
     def drop(self) -> None:
-        """No generation follows, or another than was meant. A ring that is prepared is let go of at once."""
+        """Drop the call, as no generation follows, or another one. A ring that is prepared is let go of at once."""
         roll_call = self._working.record.roll_call
         if roll_call is not None:
             self._working.change(roll_call=None, pressing=roll_call.generation > 0)
