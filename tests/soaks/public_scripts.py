@@ -163,12 +163,11 @@ class Trial:
     def _refused(self) -> str:
         """The line by which edl refused the script: a worker's, or the last one where no worker began."""
         text = self.job.output.read_text(errors="replace").rstrip()
-        refusal = (
-            r"(?:\]<stderr>: ?|\A)edl: (\w[\w./]*\.py:\d+: .+)"
-            if self.script.is_unchanged
-            else r"UsageError: (.+?)(?:; see `edl events.*)?$"
-        )
-        lines = re.findall(refusal, text if "<stderr>" in text else text[text.rfind("\n") + 1 :], re.MULTILINE)
+        began = "<stderr>" in text
+        refusal = r"UsageError: (.+?)(?:; see `edl events.*)?$"
+        if self.script.is_unchanged:  # what the reading of a script says before its workers begin refuses nothing
+            refusal = (r"\]<stderr>: ?" if began else r"\A") + r"edl: (\w[\w./]*\.py:\d+: .+)"
+        lines = re.findall(refusal, text if began else text[text.rfind("\n") + 1 :], re.MULTILINE)
         return str(lines[-1]) if lines else ""
 
 
