@@ -18,17 +18,24 @@ from pathlib import Path
 SEPARATED = 100_000  # tokens of one shard begin so far from those of the shard before
 
 
-def write_corpus(folder: Path, shards: int, documents: int, longest: int, kind: str = "jsonl", seed: int = 1) -> int:
-    """Write shards of documents whose tokens are all different; return how many there are."""
+def write_corpus(
+    folder: Path, shards: int, documents: int, longest: int, kind: str = "jsonl", seed: int = 1, exactly: int = 0
+) -> int:
+    """Write shards of documents whose tokens are all different; return how many there are. `exactly`: so many tokens in
+    each shard, in as many documents as that takes.
+    """
     folder.mkdir(parents=True)
     chance, total = random.Random(seed), 0
     for shard in range(shards):
-        token, records = SEPARATED * (shard + 1), []
-        for _ in range(chance.randint(documents // 2, documents + documents // 2)):
-            count = chance.randint(1, longest)
+        begin, records, left = SEPARATED * (seed * shards + shard), list[dict[str, list[int]]](), exactly
+        token = begin
+        for _ in range(exactly or chance.randint(documents // 2, documents + documents // 2)):
+            count = min(chance.randint(1, longest), left or longest)
             records.append({"tokens": list(range(token, token + count))})
-            token, total = token + count, total + count
-        assert token < SEPARATED * (shard + 2)
+            token, total, left = token + count, total + count, left - count
+            if exactly and not left:
+                break
+        assert token < begin + SEPARATED
         if kind == "webdataset":
             with tarfile.open(folder / f"{shard:03d}.tar", "w") as archive:
                 for number, record in enumerate(records):
@@ -59,7 +66,12 @@ def tokens_of(folder: Path) -> set[int]:
 
 def trained(out: Path) -> Counter[int]:
     """Return how often each token was trained in a committed step, over all lives."""
-    given: dict[tuple[int, int, int], dict[str, list[list[int]]]] = defaultdict(dict)
+    return Counter(token for items in steps_of(out) for item in items for token in item if token >= 0)
+
+
+def steps_of(out: Path) -> list[list[list[int]]]:
+    """Return the items of each committed step, in order and by rank, over all lives."""
+    given: dict[tuple[int, int, int], dict[str, tuple[int, list[list[int]]]]] = defaultdict(dict)
     committed, bases = set(), {}
     for path in out.glob("life*.jsonl"):
         for text in path.read_text().splitlines():
@@ -70,16 +82,15 @@ def trained(out: Path) -> Counter[int]:
             if "committed" in line:
                 committed.add((line["life"], line["ring"], line["committed"]))
             else:
-                given[line["life"], line["ring"], line["step"]][path.name] = line["tokens"]
+                given[line["life"], line["ring"], line["step"]][path.name] = line["rank"], line["tokens"]
                 bases[line["life"]] = line["base"]
     lives = sorted(bases)
     ends = {life: bases[after] - bases[life] for life, after in pairwise(lives)}
-    found: Counter[int] = Counter()
-    steps: dict[tuple[int, int], int] = {}
-    for life, ring, step in sorted(committed):
+    found: list[list[list[int]]] = []
+    rings: dict[tuple[int, int], int] = {}
+    for life, step, ring in sorted((life, step, ring) for life, ring, step in committed):
         if life in ends and step > ends[life]:
             continue
-        assert steps.setdefault((life, step), ring) == ring, f"step {step} of life {life} is committed in two rings"
-        for items in given[life, ring, step].values():
-            found.update(token for item in items for token in item if token >= 0)
+        assert rings.setdefault((life, step), ring) == ring, f"step {step} of life {life} is committed in two rings"
+        found.append([item for _, items in sorted(given[life, ring, step].values()) for item in items])
     return found

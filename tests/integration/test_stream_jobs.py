@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 
 import pytest
 from saved_job import Life, durable, manifest
-from stream_account import tokens_of, trained, write_corpus
+from stream_account import steps_of, tokens_of, trained, write_corpus
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -52,3 +53,37 @@ def test_each_token_once_from_two_workers_to_four_and_less_and_in_another_life(e
     found, there = trained(out), tokens_of(corpus)
     assert set(found.values()) == {1}
     assert found.keys() == there
+
+
+SIZES = (3, 1, 4, 2, 3, 2, 4, 1, 3, 2)
+WINDOW = 1000  # steps
+
+
+# soak: a thousand steps between two changes, and every other change with a death
+@pytest.mark.parametrize(("between", "deadly"), [(120, False), pytest.param(1000, True, marks=pytest.mark.soak)])
+def test_two_corpora_are_mixed_as_asked_through_ten_changes_of_size(edl, tmp_path, between, deadly):
+    """In each thousand steps a tenth of what is trained is of the smaller one, and each token of both comes once."""
+    corpus, out, length, shards = tmp_path / "corpus", tmp_path / "out", 16, 16
+    each = 6 * len(SIZES) * between // (10 * shards) * length
+    corpus.mkdir()
+    write_corpus(corpus / "web", shards, 0, 60, seed=1, exactly=9 * each)
+    write_corpus(corpus / "code", shards, 0, 60, seed=2, exactly=each)
+    script = ("torch_stream.py", "--source", f"{corpus}", "--kind", "mixed", "--length", str(length), "--batch", "2")
+    job = Life(edl, tmp_path, *script, "--step-time", "0.01")
+    job.wait_size(2)
+    for number, size in enumerate(SIZES):
+        step = job.step()
+        if deadly and number % 2 and size < job.status()["size"]:
+            os.kill(job.pid(job.status()["size"] - 1), signal.SIGKILL)
+        job.scale(size)
+        job.wait_size(size)
+        edl.wait(lambda until=step + between: job.step() >= until, f"{between} steps", timeout_s=max(60, between / 5))
+    job.finish(timeout_s=max(60, between / 5))
+    code = tokens_of(corpus / "code")
+    assert trained(out) == Counter(code | tokens_of(corpus / "web"))
+    of_code = [[item[0] in code for item in items] for items in steps_of(out)]
+    assert len(of_code) > WINDOW + between
+    for first in range(0, len(of_code) - WINDOW, 10):
+        window = [one for items in of_code[first : first + WINDOW] for one in items]
+        # In each shard the proportion is right up to one item, at both ends of these steps.
+        assert abs(sum(window) - len(window) / 10) <= 2 * shards

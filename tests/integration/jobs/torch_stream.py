@@ -22,8 +22,19 @@ parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--step-time", type=float, default=0.05)
 parser.add_argument("--shuffle", type=int, default=7)
-parser.add_argument("--kind", default="jsonl", choices=["jsonl", "webdataset", "hf"])
+parser.add_argument("--kind", default="jsonl", choices=["jsonl", "webdataset", "hf", "mixed"])
 options = parser.parse_args()
+
+
+def packed():
+    """The stream that is trained: with "mixed", of two folders, nine items of the first to each of the second."""
+    if options.kind != "mixed":
+        return documents().shuffle(options.shuffle, seed=3).pack(options.length, pad=-1)
+    web, code = (
+        edl.ElasticStream(f"{options.source}/{name}/*").map(lambda record: record["tokens"]).pack(options.length)
+        for name in ("web", "code")
+    )
+    return edl.ElasticStream.mix({"web": (web, 9), "code": (code, 1)})
 
 
 def documents():
@@ -44,8 +55,7 @@ options.out.mkdir(parents=True, exist_ok=True)
 edl.init()
 origin = edl.resumed()
 base, life = (0, 1) if origin is None else (origin.step, origin.life)
-stream = documents().shuffle(options.shuffle, seed=3).pack(options.length, pad=-1)
-loader = edl.ElasticDataLoader(stream, options.batch, epochs=options.epochs, num_workers=options.loaders)
+loader = edl.ElasticDataLoader(packed(), options.batch, epochs=options.epochs, num_workers=options.loaders)
 model = torch.nn.Linear(1, 1)
 optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=1e-9), model=model)
 (options.out / f"pid-{os.getpid()}").write_text(str(life))
@@ -53,7 +63,8 @@ with (options.out / f"life{life}-{os.getpid()}.jsonl").open("a") as log:
     for tokens in loader:
         step, ring, own = edl.step(), edl.generation(), 0 if edl.rehearsing() else edl.own_samples()
         given = tokens.tolist() if own else []
-        log.write(json.dumps({"life": life, "base": base, "step": step, "ring": ring, "tokens": given}) + "\n")
+        line = {"life": life, "base": base, "step": step, "ring": ring, "rank": edl.rank(), "tokens": given}
+        log.write(json.dumps(line) + "\n")
         log.flush()
         time.sleep(options.step_time)
         optimizer.zero_grad()
