@@ -95,10 +95,12 @@ def cut(ranges: Iterable[Range], first: int, last: int) -> tuple[Range, ...]:
     """Cut the positions of `ranges` in order, from index `first` up to, without, index `last`."""
     pieces = []
     for piece in ranges:
-        start, stop = max(first, 0), min(last, len(piece))
-        if start < stop:
-            pieces.append(Range(piece.epoch, piece.start + start, piece.start + stop))
-        first, last = first - len(piece), last - len(piece)
+        if last <= 0:
+            break
+        size, start = piece.stop - piece.start, max(first, 0)
+        if start < size:
+            pieces.append(Range(piece.epoch, piece.start + start, piece.start + min(last, size)))
+        first, last = first - size, last - size
     return tuple(pieces)
 
 

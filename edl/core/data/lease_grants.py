@@ -70,7 +70,7 @@ class LeaseGrants:
         try:
             newest = working.newest()[0]
             if working.ledgers.open(worker, spec, working.record.roster, newest):
-                working.ledgers.reach(self._to_be_saved())
+                self._reach(self._to_be_saved())
                 working.keep_ledger()
                 self._project_anew(newest)
         except UsageError as error:
@@ -82,7 +82,7 @@ class LeaseGrants:
         if ledger is None or not told:
             return
         before = ledger.epoch
-        if ledger.learn(told):
+        if self._working.ledgers.learn(told):
             self._tell_ended(tuple(range(before, ledger.epoch)))
             self._working.keep_ledger()
             if ledger.has_nothing and self._working.ledgers.resumed is None:
@@ -139,7 +139,7 @@ class LeaseGrants:
         step = self._mark(words)
         if ledger is None:
             return step
-        if step > ledger.covered_step and working.ledgers.reach(step):
+        if step > ledger.covered_step and self._reach(step):
             working.keep_ledger()
         if step < (end := ledger.wanted_step):
             return step
@@ -152,6 +152,15 @@ class LeaseGrants:
         # beyond this one: the switch comes in an epoch that follows, or never, as the scripts end before. Where all
         # stand and wait for one of them, it may not go on that far: the switch waits until they train on.
         return step if step <= ledger.covered_step and self._has_short_epochs(ledger) else None
+
+    def _reach(self, step: int) -> bool:
+        """Lease up to `step`, as far as there are samples; return True when that gave anything."""
+        ledger = self._working.ledgers.ledger
+        if ledger is None:
+            return False
+        before, gave = ledger.epoch, self._working.ledgers.reach(step)
+        self._tell_ended(tuple(range(before, ledger.epoch)))
+        return gave
 
     def _has_short_epochs(self, ledger: Ledger) -> bool:
         """Tell whether epochs are requested singly, and each is too short for a switch to be announced in time."""
@@ -348,7 +357,7 @@ class LeaseGrants:
             case lease_recut.Cut(step):
                 assert ledger is not None
                 ledger.rebatch(step)
-                working.ledgers.reach(max(step, working.newest()[0] + self._lease_steps(), self._to_be_saved()))
+                self._reach(max(step, working.newest()[0] + self._lease_steps(), self._to_be_saved()))
                 working.keep_ledger(rebatch=None)
                 self._project_anew(step)
                 working.tell(facts.LeasesCut(after_step=step, batch=ledger.batch, workers=len(working.record.roster)))
@@ -408,7 +417,7 @@ class LeaseGrants:
         # A broken ring's survivors go on being supplied: one that waits for samples would never find that it is broken.
         heard = self._heard_step(covered)
         presses = self._lead_times.presses((heard - newest) * self.step_time_s() - (working.now - at))
-        if covered <= least and working.ledgers.reach(until):
+        if covered <= least and self._reach(until):
             # Of a stream that is as far as its readers have come, whose steps may be over before the next call ends.
             presses = presses or (bool(ledger.spec.shards) and ledger.covered_step < until)
             working.keep_ledger(pressing=presses)

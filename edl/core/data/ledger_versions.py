@@ -15,7 +15,7 @@ from edl.core.data.resume_position import inherited, is_inherited, projected, re
 from edl.core.data.sample_ledger import Ledger
 from edl.errors import UsageError
 from edl.protocol.checkpoint_record import Resumed
-from edl.protocol.data_nouns import DataSpec, LedgerSnapshot
+from edl.protocol.data_nouns import DataSpec, LedgerSnapshot, ShardPart
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.record import Plan
 
@@ -37,6 +37,7 @@ class LedgerVersions:
         self.shares = shares
         self.resumed = resumed  # what this life of the job begins with
         self.ledger = None if snapshot is None else Ledger.restore(snapshot)
+        self._early: dict[int, ShardPart] = {}  # facts of parts that only the ledger of a plan has begun
 
     @property
     def step(self) -> int:
@@ -147,6 +148,7 @@ class LedgerVersions:
                 self.ledger.rebatch(read)
             self._enter(self.ledger, plan.roster, step)
             self.ledger.grant(step + ahead)
+        self._recall(self.ledger)
         return tuple(range(before, self.ledger.epoch))
 
     def go_by(self, generation: int, plans: Iterable[Plan]) -> None:
@@ -197,7 +199,30 @@ class LedgerVersions:
 
     def reach(self, step: int) -> bool:
         """Lease up to `step`, as far as there are samples. Return True when that gave anything."""
-        return self.ledger is not None and bool(self.ledger.grant(step))
+        if self.ledger is None:
+            return False
+        granted = bool(self.ledger.grant(step))
+        return self._recall(self.ledger) or granted
+
+    def learn(self, told: Iterable[ShardPart]) -> bool:
+        """Take in what a worker has found out about a stream; tell whether workers must hear of it.
+
+        A member of a planned ring may tell of parts that it reads there, and the ledger in force has not begun. It
+        tells once: this is remembered until they are begun.
+        """
+        if self.ledger is None:
+            return False
+        self._early |= {one.part: one for one in told if not self.ledger.has_begun(one.part)}
+        news = self.ledger.learn(told)
+        return self._recall(self.ledger) or news
+
+    def _recall(self, ledger: Ledger) -> bool:
+        """Let a ledger learn what was told too early, of parts that it has begun since; tell as `learn` does."""
+        news = False
+        while known := [one for part, one in self._early.items() if ledger.has_begun(part)]:
+            self._early = {part: one for part, one in self._early.items() if not ledger.has_begun(part)}
+            news = ledger.learn(known) or news
+        return news
 
 
 def holders(spec: DataSpec, roster: Sequence[str]) -> Sequence[str]:

@@ -335,6 +335,10 @@ class Ledger:
         """Tell whether this is a stream of which no shard has an item."""
         return isinstance(self._pool, StreamParts) and self._pool.has_nothing
 
+    def has_begun(self, part: int) -> bool:
+        """Tell whether this part of a stream was given to a worker to read, now or before."""
+        return not isinstance(self._pool, StreamParts) or part < self._pool.begun
+
     def facts(self) -> tuple[ShardPart, ...]:
         """Return what is known of the parts of a stream, for another ledger to learn."""
         return self._pool.parts if isinstance(self._pool, StreamParts) else ()

@@ -35,12 +35,12 @@ class StreamParts:
         self._shards = spec.shards
         self._at_once = spec.at_once
         before = snapshot or StreamSnapshot(0, 0, ())
-        self._begun = before.begun
+        self.begun = before.begun  # parts before this one were given to a worker to read
         self.handed_out = before.leased
         self._parts = {one.part: one for one in before.parts}
 
     def snapshot(self) -> StreamSnapshot:
-        return StreamSnapshot(self._begun, self.handed_out, tuple(self._parts[part] for part in sorted(self._parts)))
+        return StreamSnapshot(self.begun, self.handed_out, tuple(self._parts[part] for part in sorted(self._parts)))
 
     # ------------------------------------------------------------------------------------------------ what is so
 
@@ -51,7 +51,7 @@ class StreamParts:
     @property
     def first_epoch(self) -> int:
         """Return the first epoch with something left to be leased, known or not; `epochs` when nothing is left."""
-        return min((one.part for one in self._parts.values() if _is_left(one)), default=self._begun) // self._shards
+        return min((one.part for one in self._parts.values() if _is_left(one)), default=self.begun) // self._shards
 
     def count(self, until_epoch: int) -> int:
         """Count the known items of all epochs up to and with `until_epoch`."""
@@ -72,7 +72,7 @@ class StreamParts:
         """Count the shards of an epoch that are leased to their end, in a worker's hands, and waiting."""
         first, last = epoch * self._shards, (epoch + 1) * self._shards
         open_ = sum(first <= part < last and _is_left(one) for part, one in self._parts.items())
-        begun = max(0, min(self._begun, last) - first)
+        begun = max(0, min(self.begun, last) - first)
         return begun - open_, open_, self._shards - begun
 
     def places(self) -> Iterator[tuple[int, int]]:
@@ -84,7 +84,7 @@ class StreamParts:
     @property
     def has_nothing(self) -> bool:
         """Tell whether all shards of all epochs have ended, and none had an item."""
-        return not self.handed_out and self._begun == self.epochs * self._shards and not any(map(_is_left, self.parts))
+        return not self.handed_out and self.begun == self.epochs * self._shards and not any(map(_is_left, self.parts))
 
     # ---------------------------------------------------------------------------------------------- what happens
 
@@ -134,10 +134,10 @@ class StreamParts:
         for one in [one for one in self._by_number() if one.holder not in load]:
             self._hand_on(one, min(workers, key=lambda worker: load[worker]), load)
         last = self.epochs * self._shards
-        while self._begun < last and _has_room(load, workers, self._at_once, last - self._begun):
-            self._hand_on(ShardPart(self._begun), min(workers, key=lambda worker: load[worker]), load)
-            self._begun += 1
-        if self._begun == last:
+        while self.begun < last and _has_room(load, workers, self._at_once, last - self.begun):
+            self._hand_on(ShardPart(self.begun), min(workers, key=lambda worker: load[worker]), load)
+            self.begun += 1
+        if self.begun == last:
             self._even_out(workers, load)
         return before != self._parts
 
