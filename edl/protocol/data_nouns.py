@@ -7,10 +7,11 @@ All bookkeeping is in positions, so that shuffling costs it nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import msgspec
 
-from edl.protocol.virtual_parts import bounds_of
+from edl.protocol.virtual_parts import bounds_of, lane_of
 
 
 class DataSpec(msgspec.Struct, frozen=True):
@@ -113,7 +114,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     newcomer may have two leases where others have one: it has no samples in its first steps, where it has no state yet.
 
     With virtual workers all hold the same `ranges`, and `batch` is of all together; `part` says which virtual workers
-    are this one's.
+    are this one's. Of a stream (`by_shard`), a shard's items are those of one virtual worker, by its number alone.
     """
 
     number: int  # 1, 2, 3, ... per worker without gaps
@@ -124,6 +125,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     epoch: int = 0  # the pass its steps belong to; returned samples may be of an earlier one
     final: bool = False  # it took the last unassigned samples: of the epoch (whole_epochs), or of the stream
     part: tuple[int, int, int] | None = None  # virtual workers first .. last-1, of so many
+    by_shard: bool = False
 
     def __len__(self) -> int:
         return sum(len(piece) for piece in self.ranges)
@@ -154,13 +156,28 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     def bounds(self, step: int) -> Sequence[int]:
         """Return where the part of each of its virtual workers begins in `step`, and where the last one ends."""
         assert self.part is not None  # it is of a job with virtual workers
-        first, last, virtual = self.part
-        return bounds_of(self._samples(step), self.batch, virtual)[first : last + 1]
+        first, last, _ = self.part
+        return self.bounds_of_all(step)[first : last + 1]
+
+    def bounds_of_all(self, step: int) -> Sequence[int]:
+        """Return where the part of each virtual worker begins in `step`, and at the end where the last one ends."""
+        assert self.part is not None  # it is of a job with virtual workers
+        virtual = self.part[2]
+        if not self.by_shard:
+            return bounds_of(self._samples(step), self.batch, virtual)
+        sizes = [0] * virtual
+        for piece in self.whole(step):
+            sizes[lane_of(piece.start // ITEMS, virtual)] += len(piece)
+        return [*accumulate(sizes, initial=0)]
 
     def between(self, after_step: int, until_step: int) -> tuple[Range, ...]:
         """Return the samples of the steps after_step+1 .. until_step: by I7 a function of step numbers alone."""
         if self.part is None:
             return self._between(after_step, until_step)
+        if self.by_shard:
+            first, last, virtual = self.part
+            pieces = self._between(after_step, until_step)
+            return tuple(one for one in pieces if first <= lane_of(one.start // ITEMS, virtual) < last)
         steps = range(max(after_step, self.after_step) + 1, min(until_step, self.until_step) + 1)
         return tuple(piece for step in steps for piece in self._own(step))
 

@@ -23,6 +23,11 @@ def held_by(rank: int, size: int, virtual: int) -> tuple[int, int]:
     return bounds[rank], bounds[rank + 1]
 
 
+def lane_of(shard: int, virtual: int) -> int:
+    """Return the virtual worker whose a shard of a stream is, in each epoch."""
+    return shard % virtual
+
+
 def bounds_of(samples: int, batch: int, virtual: int) -> Sequence[int]:
     """Return where the part of each virtual worker begins in a step of `samples`, and at the end where the last ends.
 

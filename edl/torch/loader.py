@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from edl.errors import UsageError
 from edl.sources.streams.elastic_stream import ElasticStream
-from edl.torch.loading_seeds import LoadingSeeds, SeatOfSteps, SeededIds
+from edl.torch.loading_seeds import LoadingSeeds, SeatOfSteps, SeededIds, begin_with
 from edl.torch.part_loading import PartLoading
 from edl.torch.torch_process import framework, trainer
 from edl.trainer.data.shards import ShardGenerator
-from edl.trainer.virtual_steps import LoadedParts
+from edl.trainer.virtual_steps import LoadedParts, PartLoad
 
 STEPS = "steps"
 OURS = {
@@ -166,7 +166,19 @@ class ElasticDataLoader(DataLoader[Any]):
             )
 
     def __iter__(self) -> Any:
-        return self._parts() if trainer.virtual else self._shards.in_step(self._batches())
+        if not trainer.virtual:
+            return self._shards.in_step(self._batches())
+        dataset = self.dataset
+        return self._parts_of_stream(dataset) if isinstance(dataset, _StreamBatches) else self._parts()
+
+    def _parts_of_stream(self, dataset: _StreamBatches) -> Iterator[LoadedParts]:
+        """Yield the mini-batch of each step in its parts: their items are at hand, and collated here."""
+        loaded = super().__iter__()
+        for first in loaded:
+            items, loads = dataset.items, dataset.loads
+            found = {load.virtual: next(loaded) if at else first for at, load in enumerate(loads)}
+            trainer.begin_numbers(items)
+            yield LoadedParts(found, len(items))
 
     def _parts(self) -> Iterator[LoadedParts]:
         """Yield the mini-batch of each step in its parts, one for each virtual worker."""
@@ -198,9 +210,18 @@ class _StreamBatches(IterableDataset[Any]):
 
     def __init__(self, shards: ShardGenerator[Any], samples: int) -> None:
         self._shards, self._samples = shards, samples
+        self.items: list[Any] = []  # of the step whose parts come, in a job with virtual workers
+        self.loads: list[PartLoad] = []  # these parts
 
     def __iter__(self) -> Iterator[Any]:
-        return self._shards.batches(self._samples)
+        return self._by_parts() if trainer.virtual else self._shards.batches(self._samples)
+
+    def _by_parts(self) -> Iterator[Any]:
+        for items in self._shards.batches(self._samples):
+            self.items, self.loads = items, trainer.loads_of(items)
+            for load in self.loads:
+                begin_with(load.seed)
+                yield load.ids
 
 
 def stream_of(dataset: Any) -> ElasticStream | None:

@@ -26,8 +26,7 @@ import numpy as np
 
 from edl.core.data.batching import microbatches
 from edl.errors import UsageError
-from edl.protocol.data_nouns import DataSpec, Lease
-from edl.protocol.virtual_parts import bounds_of
+from edl.protocol.data_nouns import DataSpec, Lease, Range
 from edl.trainer.data.sample_ids import Ids
 from edl.trainer.value_tree import Tensors
 
@@ -108,7 +107,7 @@ class StepPlace(NamedTuple):
 
     seed: int
     epoch: int
-    number: int  # of the step in its epoch
+    number: int  # of the step in its epoch; of a stream, of its first item
 
     def seed_of(self, virtual: int, call: int) -> int:
         """Return the seed of a virtual worker's random numbers in the `call`-th loop over parts of this step."""
@@ -138,15 +137,20 @@ def parts_of(spec: DataSpec, lease: Lease, step: int) -> VirtualParts:
     assert lease.part is not None  # it is of a job with virtual workers
     (first, last, virtual), whole = lease.part, lease.whole(step)
     samples = sum(map(len, whole))
-    bounds = bounds_of(samples, lease.batch, virtual)
+    bounds = lease.bounds_of_all(step)
     sizes = [stop - start for start, stop in pairwise(bounds)]
     parts = tuple(
         PartOfStep(number, bounds[number] - bounds[first], bounds[number + 1] - bounds[first], size * virtual / samples)
         for number, size in enumerate(sizes)
         if first <= number < last and size
     )
-    place = StepPlace(spec.seed, whole[0].epoch, whole[0].start // lease.batch) if whole else nowhere(spec)
+    place = StepPlace(spec.seed, whole[0].epoch, _number(lease, whole[0])) if whole else nowhere(spec)
     return VirtualParts(place, sum(map(bool, sizes)), parts, bounds[last] - bounds[first])
+
+
+def _number(lease: Lease, first: Range) -> int:
+    """Return a number that no other step of the epoch has: of a stream, the place of its first item."""
+    return first.start if lease.by_shard else first.start // lease.batch
 
 
 def nowhere(spec: DataSpec) -> StepPlace:
@@ -168,7 +172,7 @@ class PartLoad(NamedTuple):
     """The samples of a part, for a process that loads them."""
 
     key: tuple[int, int, int]  # epoch, number of the step in it, virtual worker
-    ids: Ids
+    ids: Ids  # of a stream, its items, which are at hand
     seed: int
 
     @property

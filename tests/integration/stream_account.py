@@ -27,13 +27,15 @@ def write_corpus(
     folder.mkdir(parents=True)
     chance, total = random.Random(seed), 0
     for shard in range(shards):
-        begin, records, left = SEPARATED * (seed * shards + shard), list[dict[str, list[int]]](), exactly
-        token = begin
+        begin = token = SEPARATED * (seed * shards + shard)
+        records = list[dict[str, list[int]]]()
         for _ in range(exactly or chance.randint(documents // 2, documents + documents // 2)):
-            count = min(chance.randint(1, longest), left or longest)
+            count = chance.randint(1, longest)
+            if exactly:
+                count = min(count, begin + exactly - token)
             records.append({"tokens": list(range(token, token + count))})
-            token, total, left = token + count, total + count, left - count
-            if exactly and not left:
+            token, total = token + count, total + count
+            if token - begin == exactly:
                 break
         assert token < begin + SEPARATED
         if kind == "webdataset":

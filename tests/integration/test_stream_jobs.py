@@ -87,3 +87,35 @@ def test_two_corpora_are_mixed_as_asked_through_ten_changes_of_size(edl, tmp_pat
         window = [one for items in of_code[first : first + WINDOW] for one in items]
         # In each shard the proportion is right up to one item, at both ends of these steps.
         assert abs(sum(window) - len(window) / 10) <= 2 * shards
+
+
+def test_with_virtual_workers_the_order_of_tokens_is_that_of_one_worker(edl, tmp_path):
+    """At sizes 1 and 4, and through deaths, with processes that read and without: each step has the same items in the
+    same order, and the weights have the same bits.
+    """
+    corpus, found = tmp_path / "corpus", []
+    write_corpus(corpus, shards=10, documents=30, longest=120)
+    environ = {"EDL_VIRTUAL_WORKERS": "4", "OMP_NUM_THREADS": "1"}
+    for size in (1, 4):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        script = ("torch_stream.py", "--source", f"{corpus}/*", "--length", "32", "--batch", "2", "--epochs", "2")
+        pace = ("--loaders", str(size // 4), "--step-time", "0.2" if size > 1 else "0")
+        job = Life(edl, folder, *script, *pace, workers=size, environ=environ)
+        if size > 1:
+            job.wait_size(4)
+            job.wait_step(5)
+            os.kill(job.pid(2), signal.SIGKILL)
+            job.wait_size(3)
+            job.wait_step(job.step() + 10)
+            job.scale(2)
+            job.wait_size(2)
+            job.scale(4)
+            job.wait_size(4)
+            assert job.status()["bits"] == "held"
+        job.finish()
+        weights = {path.read_text() for path in (folder / "out").glob("weights-*.json")}
+        assert len(weights) == 1
+        found.append((steps_of(folder / "out"), weights))
+    assert found[0] == found[1]
+    assert trained(folder / "out") == Counter(dict.fromkeys(tokens_of(corpus), 2))

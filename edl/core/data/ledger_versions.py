@@ -18,6 +18,7 @@ from edl.protocol.checkpoint_record import Resumed
 from edl.protocol.data_nouns import DataSpec, LedgerSnapshot, ShardPart
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.record import Plan
+from edl.protocol.virtual_parts import held_by
 
 Epochs = tuple[int, ...]  # those that have ended
 ALL: Final = "*"  # holds what all train, in a job with virtual workers; no worker's id is so
@@ -86,6 +87,14 @@ class LedgerVersions:
         if is_inherited(ledger):
             ledger.hand_over(holders(ledger.spec, roster))
         ledger.enter(holders(ledger.spec, roster), step, self._batches(ledger.spec, roster), spare=spare)
+
+    def reading(self, roster: Sequence[str]) -> tuple[str, ...]:
+        """Return the members that have yet to find samples of a stream before more can be leased."""
+        if self.ledger is None or not (virtual := self.ledger.spec.virtual):
+            return () if self.ledger is None else self.ledger.reading
+        lanes = self.ledger.awaited_lanes
+        parts = {worker: held_by(rank, len(roster), virtual) for rank, worker in enumerate(roster)} if lanes else {}
+        return tuple(worker for worker, (first, last) in parts.items() if any(first <= lane < last for lane in lanes))
 
     def projected(self, step: int) -> LedgerSnapshot | None:
         """The data as it will be after `step`, up to which it is leased.
@@ -233,10 +242,10 @@ def holders(spec: DataSpec, roster: Sequence[str]) -> Sequence[str]:
 
 
 def _check_virtual(spec: DataSpec, batching: Batching) -> None:
-    if spec.shards:
+    if 0 < spec.shards < spec.virtual:
         raise UsageError(
-            "a stream has no positions by which virtual workers could take their parts: give data with a length, or "
-            "start the job without --virtual-workers"
+            f"each of {spec.virtual} virtual workers reads shards of its own, and the stream has {spec.shards}: give "
+            f"more shards, or start the job with --virtual-workers {spec.shards}"
         )
     if spec.by_sample:
         raise UsageError(

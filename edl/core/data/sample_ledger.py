@@ -195,11 +195,19 @@ class Ledger:
     def reading(self) -> tuple[str, ...]:
         """Return the members that have yet to find samples of a stream before more can be leased."""
         pool = self._pool
-        if not isinstance(pool, StreamParts):
+        if not isinstance(pool, StreamParts) or pool.virtual:
             return ()
         limit = self._limit(self._next_epoch())
         reading = (worker for worker in self._readers() if pool.is_awaited(worker, limit))
         return tuple(worker for worker in reading if pool.available(worker, limit) < self._members[worker].batch)
+
+    @property
+    def awaited_lanes(self) -> tuple[int, ...]:
+        """Return the virtual workers of whose shards more must be found before the next step of a stream is leased."""
+        pool = self._pool
+        if not isinstance(pool, StreamParts) or not pool.virtual or not self.batch:
+            return ()
+        return pool.awaited_lanes(self.batch, self._limit(self._next_epoch()))
 
     @property
     def stranded(self) -> bool:
@@ -618,6 +626,8 @@ class Ledger:
         limit = self._limit(epoch)
         if not self._members or epoch >= pool.epochs:
             return False
+        if pool.virtual:
+            return self._grant_by_lane(pool, steps, epoch)
         spared = self._spared if self._spared and self._covered < self._spared_until else frozenset[str]()
         if spared:
             steps = min(steps, self._spared_until - self._covered)
@@ -636,6 +646,23 @@ class Ledger:
         self._epoch = epoch
         self._give_of_stream(pool, self._members, counts, Lease(0, self._covered, steps, 0, (), epoch, False))
         self._covered += steps
+        if pool.first_epoch > limit:
+            self._close()
+        return True
+
+    def _grant_by_lane(self, pool: StreamParts, steps: int, epoch: int) -> bool:
+        """Lease the next steps of a stream to virtual workers, as many as are known whole; one that is short alone."""
+        [member] = self._members.values()
+        most, limit = max(1, LONGEST_ROUND * 8 // max(8, pool.virtual)), self._limit(epoch)
+        given, ranges = pool.take_by_lane(member.batch, min(steps, most), limit)
+        if not given:
+            return False
+        member.number += 1
+        lease = Lease(member.number, self._covered, given, member.batch, ranges, epoch, by_shard=True)
+        self._epoch, self._totals = epoch, None
+        self._note(lease, self._last_steps())
+        member.leases += (lease,)
+        self._covered += given
         if pool.first_epoch > limit:
             self._close()
         return True

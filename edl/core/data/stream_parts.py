@@ -9,6 +9,11 @@ A *part* is a shard in one epoch. It is held by one worker at a time, which gets
 is gone, or a worker has none, another one goes on at the next item: it reads from the newest *mark* at or before that,
 a place of the shard that a holder has told. Leases do not move with a part: a former holder trains what it has.
 
+With virtual workers, the items of a step follow from the data alone: virtual worker v has the shards v, v + V, ..., one
+after the other in each epoch, and in each step the next items of these. So a step waits until all that it needs of each
+is known; where one has no more in this epoch, the step is short. All parts are held in one name then, and read by
+the worker that computes their virtual worker.
+
 Owns: who holds which part, what is known of it, and which items are leased next. Does not own: how many of them, and
 when (`edl.core.data.sample_ledger`), nor reading (`edl.trainer.data.stream_reader`).
 """
@@ -22,7 +27,9 @@ import msgspec
 
 from edl.core.data.unassigned import merged
 from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Range, ShardPart, StreamSnapshot
+from edl.protocol.virtual_parts import even_sizes, lane_of
 
+READY = 2  # parts of a virtual worker that are read at a time: the one whose items are leased, and the next
 MOST_MARKS = 5  # of one part
 
 
@@ -34,6 +41,7 @@ class StreamParts:
         self.epochs = epochs
         self._shards = spec.shards
         self._at_once = spec.at_once
+        self.virtual = spec.virtual
         before = snapshot or StreamSnapshot(0, 0, ())
         self.begun = before.begun  # parts before this one were given to a worker to read
         self.handed_out = before.leased
@@ -108,6 +116,33 @@ class StreamParts:
         self.handed_out += sum(map(len, taken))
         return _joined(taken)
 
+    def take_by_lane(self, batch: int, steps: int, until_epoch: int) -> tuple[int, tuple[Range, ...]]:
+        """Take the items of up to `steps` steps of so many items, as virtual workers have them; return how many steps.
+
+        A step with fewer items is taken alone.
+        """
+        sizes, lanes, unbegun = self._lanes(batch, until_epoch)
+        taken, done = list[Range](), 0
+        while done < steps:
+            counts = [self._found(lanes[lane], size, lane in unbegun) for lane, size in enumerate(sizes)]
+            if None in counts or not any(counts):
+                break
+            if (is_short := counts != sizes) and done:
+                break
+            for queue, count in zip(lanes, counts, strict=True):
+                taken += self._take_of_lane(queue, count or 0)
+            done += 1
+            if is_short:
+                break
+        self.handed_out += sum(map(len, taken))
+        return done, _joined(taken)
+
+    def awaited_lanes(self, batch: int, until_epoch: int) -> tuple[int, ...]:
+        """Return the virtual workers of which more must be known before the next step can be taken."""
+        sizes, lanes, unbegun = self._lanes(batch, until_epoch)
+        found = [self._found(lanes[lane], size, lane in unbegun) for lane, size in enumerate(sizes)]
+        return tuple(lane for lane, count in enumerate(found) if count is None)
+
     def give_back(self, ranges: Iterable[Range]) -> None:
         """Return items that were taken, and that no worker will train as it is."""
         for piece in ranges:
@@ -126,6 +161,8 @@ class StreamParts:
         """
         if not workers:
             return False
+        if self.virtual:
+            return self._assign_lanes(workers[0])
         before = dict(self._parts)
         load = dict.fromkeys(workers, 0)
         for one in self._parts.values():
@@ -205,6 +242,54 @@ class StreamParts:
         self._parts[part] = msgspec.structs.replace(one, next=one.next + max(0, fresh), returned=tuple(left))
         epoch, shard = divmod(part, self._shards)
         return [Range(epoch, shard * ITEMS + start, shard * ITEMS + stop) for start, stop in taken]
+
+    def _lanes(self, batch: int, until_epoch: int) -> tuple[list[int], list[deque[int]], set[int]]:
+        """Return the items of a step, the parts in which some are left, both by virtual worker, and the virtual workers
+        that have parts which nobody reads yet.
+        """
+        lanes: list[deque[int]] = [deque() for _ in range(self.virtual)]
+        for one in sorted(self._until(until_epoch), key=lambda one: one.part):
+            if _is_left(one):
+                lanes[self._lane(one.part)].append(one.part)
+        last = (until_epoch + 1) * self._shards
+        unbegun = {self._lane(part) for part in range(self.begun, min(last, self.begun + self._shards))}
+        return even_sizes(batch, self.virtual), lanes, unbegun
+
+    def _lane(self, part: int) -> int:
+        return lane_of(part % self._shards, self.virtual)
+
+    def _found(self, queue: Iterable[int], wanted: int, has_more: bool) -> int | None:
+        """Return how many of `wanted` items the next step has of these parts; None: that is not known yet."""
+        found = 0
+        for part in queue:
+            found += _available(self._parts[part])
+            if found >= wanted:
+                return wanted
+            if not self._parts[part].ended:
+                return None
+        return None if has_more else found
+
+    def _take_of_lane(self, queue: deque[int], count: int) -> list[Range]:
+        taken = list[Range]()
+        while count:
+            pieces = self._take_of(queue[0], min(count, _available(self._parts[queue[0]])))
+            count -= sum(map(len, pieces))
+            taken += pieces
+            if not _is_left(self._parts[queue[0]]):
+                queue.popleft()
+        return taken
+
+    def _assign_lanes(self, worker: str) -> bool:
+        before, last = dict(self._parts), self.epochs * self._shards
+        open_ = [0] * self.virtual
+        for one in self.parts:
+            open_[self._lane(one.part)] += not one.ended
+            self._parts[one.part] = msgspec.structs.replace(one, holder=worker)
+        while self.begun < last and min(open_) < READY:
+            self._parts[self.begun] = ShardPart(self.begun, holder=worker)
+            open_[self._lane(self.begun)] += 1
+            self.begun += 1
+        return before != self._parts
 
     def _hand_on(self, one: ShardPart, worker: str, load: dict[str, int]) -> None:
         if one.holder in load:

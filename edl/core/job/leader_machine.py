@@ -438,7 +438,7 @@ class JobMachine:
             working.now,
             last_step=last_step,
             saving=saving,
-            reading=() if ledger is None else ledger.reading,
+            reading=working.ledgers.reading(self.record.roster),
         )
         for wait in self._waits.overdue(self._working.now):
             self._lose(wait.worker, wait.told, LossCause.OVERDUE)

@@ -20,7 +20,7 @@ from edl.protocol.checkpoint_record import Hold, Origin, Save, Why
 from edl.protocol.data_nouns import ITEMS, Lease, LedgerSnapshot, ShardPart
 from edl.protocol.record import OVER, JobState, Record, WorkerState
 from edl.protocol.ring_places import Peer, Place
-from edl.protocol.virtual_parts import held_by
+from edl.protocol.virtual_parts import held_by, lane_of
 
 
 class OrderBook:
@@ -238,12 +238,17 @@ class _Data:
             last=self._last,
             batch=self._batch,
             foreseen=foreseen,
-            parts=tuple(self._parts_of(worker)) if self._parts else (),
+            parts=tuple(self._parts_of(worker, roster)) if self._parts else (),
         )
 
-    def _parts_of(self, worker: str) -> Iterator[ShardPart]:
+    def _parts_of(self, worker: str, roster: tuple[str, ...]) -> Iterator[ShardPart]:
         """Yield the parts of a stream that `worker` reads; those of its other leases, too, without a holder."""
-        shards = self.snapshot.spec.shards
+        shards, virtual = self.snapshot.spec.shards, self.snapshot.spec.virtual
+        if virtual:
+            first, last = held_by(roster.index(worker), len(roster), virtual)
+            own = (one for one in self._parts if first <= lane_of(one.part % shards, virtual) < last)
+            yield from (msgspec.structs.replace(one, holder=worker) for one in own)
+            return
         of = {
             piece.epoch * shards + piece.start // ITEMS
             for lease in self._leases.get(worker, ())

@@ -111,7 +111,7 @@ class StreamReader:
         """Begin to read, for steps of about `spec.batch` items."""
         with self._changed:
             self._batch = max(self._batch, spec.batch)
-            self._ahead = max(self._ahead, AHEAD_BATCHES * self._batch)
+            self._ahead = max(self._ahead, AHEAD_BATCHES * self._batch * max(1, spec.virtual))
             if self._thread is None and not self._closed:
                 self._feeds = self._make()
                 self._thread = threading.Thread(target=self._run, daemon=True, name="edl-stream")

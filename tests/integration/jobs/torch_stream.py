@@ -56,20 +56,25 @@ edl.init()
 origin = edl.resumed()
 base, life = (0, 1) if origin is None else (origin.step, origin.life)
 loader = edl.ElasticDataLoader(packed(), options.batch, epochs=options.epochs, num_workers=options.loaders)
+torch.manual_seed(1)
 model = torch.nn.Linear(1, 1)
-optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=1e-9), model=model)
+optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
 (options.out / f"pid-{os.getpid()}").write_text(str(life))
 with (options.out / f"life{life}-{os.getpid()}.jsonl").open("a") as log:
-    for tokens in loader:
+    for batch in loader:
         step, ring, own = edl.step(), edl.generation(), 0 if edl.rehearsing() else edl.own_samples()
-        given = tokens.tolist() if own else []
-        line = {"life": life, "base": base, "step": step, "ring": ring, "rank": edl.rank(), "tokens": given}
-        log.write(json.dumps(line) + "\n")
-        log.flush()
+        given = []
         time.sleep(options.step_time)
         optimizer.zero_grad()
-        model(tokens.float().mean(1, keepdim=True)).square().mean().backward()
+        for tokens, share in edl.microbatches(batch):
+            given += [item for item in tokens.tolist() if own and item not in given]
+            line = {"life": life, "base": base, "step": step, "ring": ring, "rank": edl.rank(), "tokens": given}
+            log.write(json.dumps(line) + "\n")
+            log.flush()
+            (model(tokens.float().mean(1, keepdim=True) / 1e6).square().mean() * share).backward()
         optimizer.step()
         if edl.notify_batch_end():
             log.write(json.dumps({"committed": step, "ring": ring, "life": life}) + "\n")
             log.flush()
+weights = [one.item() for one in model.parameters()]
+(options.out / f"weights-{os.getpid()}.json").write_text(json.dumps(weights))
