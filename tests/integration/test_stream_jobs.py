@@ -13,15 +13,15 @@ from stream_account import steps_of, tokens_of, trained, write_corpus
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
-# soak: what comes from a package that is not everywhere, and the other numbers of processes that read
+# soak: the other numbers of processes that read
 @pytest.mark.parametrize(
     ("kind", "loaders"),
     [
-        ("jsonl", 0),
+        ("hf", 0),
         ("webdataset", 4),
         *(
             pytest.param(*one, marks=pytest.mark.soak)
-            for one in (("jsonl", 4), ("webdataset", 0), ("hf", 0), ("hf", 4))
+            for one in (("jsonl", 0), ("jsonl", 4), ("webdataset", 0), ("hf", 4))
         ),
     ],
 )
