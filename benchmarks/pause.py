@@ -1,6 +1,6 @@
 """What a change of size costs those who stay: edl beside stock Horovod elastic, the same model in the same run.
 
-    python -m benchmarks.pause [--changes 2-3 3-2 1-4 4-1] [--frameworks torch tensorflow] [--modes edl stock]
+    python -m benchmarks.pause [--changes 2-3 3-2 1-4 4-1] [--frameworks torch tensorflow] [--modes edl stock stream]
                                [--ring horovod] [--step-ms 20] [--state-mb 0] [--rounds 1] [--back] [--json]
                                [--launch edl horovodrun]
 
@@ -21,6 +21,9 @@ the rounds and the longest of them, of edl's jobs with its parts:
 `boot` is the survivors' median step while newcomers start, import, build and rehearse on the same cores, as a ratio to
 the median before. With --state-mb the model carries so much more state, and `broadcast` is what a broadcast of just
 that takes in the new ring (median of 5): what a pause should be compared to.
+
+With the mode `stream` edl's job trains on an `ElasticStream`, by the same script: beside `edl`, whose samples have a
+length.
 
 With --back all rounds are made in one job of each kind, whose size goes there and back in turns; both ways are printed.
 With `--launch horovodrun` edl's jobs, too, are started by plain `horovodrun`, with the line of stock Horovod, and their
@@ -46,6 +49,7 @@ from benchmarks.worker import APART, DEVICE
 from edl.proof.step_figures import AFTER_STEPS, BEFORE_STEPS, Figures, pause_figures
 
 NAME = "pause"
+OURS = ("edl", "stream")
 
 
 class Options(argparse.Namespace):
@@ -75,15 +79,15 @@ class Run:
 
     def start(self, workers: int) -> Job:
         options = self.options
-        mode = "edl" if self.mode == "edl" else "horovod"
-        arguments = ["--mode", mode, "--framework", self.framework]
+        mode = "edl" if self.mode in OURS else "horovod"
+        arguments = ["--mode", mode, "--framework", self.framework, *(["--stream"] if self.mode == "stream" else [])]
         command = worker(self.folder, *arguments, "--state-mb", options.state_mb, "--step-ms", options.step_ms)
         environ = {DEVICE: options.device, APART: "1" if options.apart else ""}
-        if self.mode == "edl" and options.launch == "edl":
+        if mode == "edl" and options.launch == "edl":
             launch = edl_run(workers, NAME, *(["--ring", options.ring] if self.framework == "torch" else []))
         else:
             launch = horovodrun(self.folder, f"localhost:{workers}", workers, 32)
-            environ |= {"EDL_JOB": NAME, "EDL_AUDIT": str(self.folder / "audit")} if self.mode == "edl" else {}
+            environ |= {"EDL_JOB": NAME, "EDL_AUDIT": str(self.folder / "audit")} if mode == "edl" else {}
         self.job = Job(self.folder, [*launch, *command], name=NAME, **environ)
         return self.job
 
@@ -99,7 +103,7 @@ class Run:
                     again.append(self._resize(after, before))
         finally:
             job.stop()
-        if self.mode == "edl" and self.options.launch == "horovodrun":
+        if self.mode in OURS and self.options.launch == "horovodrun":
             self._judge()
         return there, again
 
@@ -111,7 +115,7 @@ class Run:
             raise SystemExit(1)
 
     def ask(self, size: int) -> None:
-        if self.mode == "edl" and self.options.launch == "edl":
+        if self.mode in OURS and self.options.launch == "edl":
             self.job.edl("scale", NAME, str(size))
         else:
             set_hosts(self.folder, f"localhost:{size}")
@@ -123,11 +127,11 @@ class Run:
         self.ask(after)
         job.wait(lambda: job.trains(after, AFTER_STEPS, asked), f"{after} workers")
         noted = job.notes.read()
-        if self.mode == "edl" and self.options.state_mb and not any(one["broadcast"] for one in noted.values()):
+        if self.mode in OURS and self.options.state_mb and not any(one["broadcast"] for one in noted.values()):
             job.set("broadcast", job.notes.newest() + 25)
             job.wait(lambda: all(job.notes.read()[pid]["broadcast"] for pid in survivors), "broadcasts")
         stayed = [steps for pid in survivors if (steps := noted[pid]["step"])[-1]["size"] == after]
-        return pause_figures(stayed, asked) | (self._parts(asked, survivors, after) if self.mode == "edl" else {})
+        return pause_figures(stayed, asked) | (self._parts(asked, survivors, after) if self.mode in OURS else {})
 
     def _parts(self, asked: float, survivors: set[int], size: int) -> Figures:
         """Of the last change; in milliseconds."""
@@ -176,7 +180,7 @@ def shown(framework: str, change: tuple[int, int], found: dict[str, Figures]) ->
     line = f"{framework:<10} {change[0]:>2} -> {change[1]:<2} "
     pauses = ((mode, result["pause"], result["longest"]) for mode, result in found.items())
     line += "  ".join(f"{mode} {median:.0f} ms (longest {longest:.0f})" for mode, median, longest in pauses)
-    if len(found) > 1:
+    if "stock" in found and "edl" in found:
         line += f"  ({found['stock']['pause'] / found['edl']['pause']:.0f} times)"
     if ours := found.get("edl"):
         parts = ", ".join(f"{name} {ours[name]:.0f}" for name in PARTS if name in ours)
@@ -193,6 +197,9 @@ def row(ring: str, change: tuple[int, int], found: dict[str, Figures]) -> dict[s
         told |= {"edl: median, ms": round(ours["pause"]), "longest, ms": round(ours["longest"])}
         told |= {f"{name}, ms": round(ours[name]) for name in PARTS if name in ours}
         told |= {"boot": round(ours["boot"], 2)} if change[1] > change[0] else {}
+    if stream := found.get("stream"):
+        told |= {"on a stream: median, ms": round(stream["pause"]), "its longest, ms": round(stream["longest"])}
+        told |= {f"its {name}, ms": round(stream[name]) for name in ("first step", "longest step")}
     if stock := found.get("stock"):
         told["stock, ms"] = round(stock["pause"])
     return told

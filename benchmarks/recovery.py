@@ -1,6 +1,6 @@
 """One of three workers is killed: when do the others train on? edl beside Horovod elastic and torchrun, in one run.
 
-    python -m benchmarks.recovery [--rounds 3] [--frameworks torch tensorflow] [--modes edl horovod torchrun]
+    python -m benchmarks.recovery [--rounds 3] [--frameworks torch tensorflow] [--modes edl horovod torchrun stream]
                                   [--ring horovod] [--eager] [--ranks 0 1 2] [--kill trainer] [--commit-every 10]
                                   [--json]
 
@@ -15,6 +15,8 @@ are of the slowest worker, from the kill on:
     back      until three workers train again
     joining   what a survivor lost when the third came: its longest time between two steps, less the median
     step      what a step took before the kill (median)
+
+With the mode `stream` edl's job trains on an `ElasticStream`, by the same script.
 
 The peers keep their state every `--commit-every` steps, as their own examples do: `state.commit()`, and a checkpoint
 file, which workers of torchrun read when they are all started again (`--standalone --nnodes 1 --nproc-per-node 3
@@ -60,6 +62,7 @@ from edl.proof.step_figures import recovery_figures
 
 WORKERS = 3
 NAME = "recovery"
+OURS = ("edl", "stream")
 STEPS = 40  # that must be made before the kill, and at the end; before it half as many more as the peers commit after
 BOOT_S, PATIENCE_S = 240.0, 90.0
 HOSTS = ("localhost", "127.0.0.1", "127.1")  # the same machine, by names that Horovod takes for three
@@ -80,11 +83,19 @@ class Round:
             "GLOO_SOCKET_IFNAME": "lo",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else restarted workers find addresses of those before them
         }
-        words = ["--mode", mode, "--framework", framework, "--commit-every", options.commit_every]
+        words = ["--stream"] if mode == "stream" else []
+        words += [
+            "--mode",
+            "edl" if mode in OURS else mode,
+            "--framework",
+            framework,
+            "--commit-every",
+            options.commit_every,
+        ]
         words += ["--eager"] if mode == "horovod" or options.eager else []
         python, *worker = harness.worker(folder, *words)
         match mode:
-            case "edl":
+            case "edl" | "stream":
                 ring = options.ring if framework == "torch" else "horovod"
                 command = [*edl_run(WORKERS, NAME, "--ring", ring), python, *worker]
             case "horovod":
@@ -113,7 +124,7 @@ class Round:
             joins = time.monotonic()
             job.wait(lambda: self._train(killed), "three workers train again", BOOT_S)
             found = recovery_figures(self._workers(), victim.pid, killed, joins, WORKERS)
-            if self.mode == "edl":
+            if self.mode in OURS:
                 survivors = [one for one in self._workers() if one.before(killed) and one.pid != victim.pid]
                 found |= parts(survivors, job.events(), killed, wall)
             return found
@@ -128,7 +139,7 @@ class Round:
 
     def _end(self) -> None:
         """All that was started, whatever it does."""
-        if self.mode == "edl":
+        if self.mode in OURS:
             self.job.stop()
         else:
             self.job.launcher.terminate()
@@ -175,7 +186,7 @@ def shown(framework: str, mode: str, results: list[Found]) -> str:
             line += f"  {name} {statistics.median(values):g} (at most {max(values):g})"
         else:
             line += f"  {name} {statistics.median(values):.0f} ms ({min(values):.0f}-{max(values):.0f})"
-    if mode == "edl" and rounds:
+    if mode in OURS and rounds:
         middle = medians(rounds)
         line += "\n  " + ", ".join(f"{name} {middle[name]:.0f}" for name in PARTS)
         plans, leaders = (max(one[name] for one in rounds) for name in ("plans", "leaders"))
@@ -230,7 +241,7 @@ def main() -> int:
     if not options.json:
         print("load averages: " + " ".join(f"{load:.1f}" for load in os.getloadavg()))
     harness.keep(options.keep, [row(*pair, rounds) for pair, rounds in results.items()])
-    ours = itertools.chain.from_iterable(rounds for (_, mode), rounds in results.items() if mode == "edl")
+    ours = itertools.chain.from_iterable(rounds for (_, mode), rounds in results.items() if mode in OURS)
     return int(any(one.get("again", 1) for one in ours))
 
 

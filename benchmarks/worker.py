@@ -31,6 +31,7 @@ DIGITS = Path(__file__).resolve().parents[1] / "data" / "digits" / "digits.csv.g
 LAYER_BYTES = 1 << 22  # of ballast
 BROADCASTS = 5
 WARM_UP = 20  # steps of each kind that do not count
+STREAM_SHARDS = 64
 BLOCK = 40  # steps of each kind that `pair`'s benchmark looks at together
 EVERY = 100  # steps from one comparison of the workers' states to the next: the default of --check-weights
 DEVICE, APART = "EDL_BENCHMARK_DEVICE", "EDL_BENCHMARK_APART"  # handed down to workers
@@ -290,6 +291,12 @@ def task_of(options: argparse.Namespace, local_rank: int) -> Any:
     return TensorFlowTask(options.model, local_rank, options.state_mb * 1_000_000, eager=options.eager)
 
 
+def stream_of(edl: Any, samples: int) -> Any:
+    """The numbers of all samples as a stream, shuffled as a stream of documents is."""
+    stream = edl.ElasticStream(lambda shard: range(shard, samples, STREAM_SHARDS), shards=STREAM_SHARDS)
+    return stream.shuffle(256, seed=0)
+
+
 # --------------------------------------------------------------------------------------------------------------- notes
 
 
@@ -338,7 +345,8 @@ def under_edl(options: argparse.Namespace, notes: Notes) -> None:
     model, task = MODELS[options.model], task_of(options, edl.local_rank())
     task.use_edl(edl, **({"voidable": False} if options.framework == "tensorflow" and not options.voidable else {}))
     epochs = options.epochs or model.epochs or None
-    shards = edl.elastic_shard_generator(model.samples, epochs=epochs, shuffle=model.data is not ones)
+    source: Any = stream_of(edl, model.samples) if options.stream else model.samples
+    shards = edl.elastic_shard_generator(source, epochs=epochs, shuffle=model.data is not ones and not options.stream)
     generation, ring_began, first_in_ring, wanted, made = edl.generation(), time.monotonic(), True, epochs or 2**31, 0
     while shards.epochs_done < wanted:
         for ids in shards.batches(options.batch or model.batch):
@@ -588,6 +596,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="TensorFlow's steps: Horovod's elastic mode needs it")
     parser.add_argument("--voidable", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--control", action="store_true", help="plain Horovod in the place of edl, for `pair`")
+    parser.add_argument("--stream", action="store_true", help="under edl, the same numbers as an ElasticStream's items")
     parser.add_argument("--report", action="store_true", help="a loss with each step")
     options = parser.parse_args()
     os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
