@@ -39,7 +39,7 @@ def list_files(entries: Iterable[str]) -> tuple[DataFile, ...]:
     names = [file.name for file in files]
     twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
     if twice:
-        raise UsageError(f"elastic_shard_generator(): source names {twice} twice: name each file once")
+        raise UsageError(f"source names {twice} twice: name each file once")
     return files
 
 
@@ -50,9 +50,7 @@ def _files_of(entry: str) -> list[DataFile]:
     except Exception as error:  # whatever the file system's library raises
         raise unreadable(entry, "the beginning", error) from error
     if not found:
-        raise UsageError(
-            f"elastic_shard_generator(): there is no file {entry}: check the path (hidden files do not count)"
-        )
+        raise UsageError(f"source: there is no file {entry}: check the path (hidden files do not count)")
     return [_data_file(fs, path, found[path]) for path in sorted(found)]
 
 
@@ -62,7 +60,7 @@ def _file_system(entry: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(entry)  # type: ignore[no-any-return]
     except (ValueError, ImportError) as error:
-        raise UsageError(f"elastic_shard_generator(): source {entry}: {error}") from error
+        raise UsageError(f"source {entry}: {error}") from error
 
 
 def _look(fs: Any, path: str, entry: str) -> Mapping[str, Mapping[str, Any]]:

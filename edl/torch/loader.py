@@ -36,7 +36,10 @@ OURS = {
     "batch_sampler": "edl chooses the samples: leave it away",
     "drop_last": "nothing is dropped; the last step of an epoch may be short, and is weighted so",
 }
-NOT_OF_STREAMS = {"worker_init_fn": "a stream gives the same items whichever process reads them: leave it away"}
+NOT_OF_STREAMS = {
+    "timeout": "edl bounds the wait for a stream itself (--step-timeout): leave it away",
+    "worker_init_fn": "a stream gives the same items whichever process reads them: leave it away",
+}
 
 
 class Runs(Sampler[list[int]]):
@@ -117,6 +120,11 @@ class ElasticDataLoader(DataLoader[Any]):
         self, stream: ElasticStream, batch_size: int, shuffle: bool, epochs: int | None, loading: dict[str, Any]
     ) -> None:
         _check_names({**OURS, **NOT_OF_STREAMS}, loading)
+        if batch_size is None:
+            raise UsageError(
+                "ElasticDataLoader(batch_size=None): say how many items of the stream make a step of one worker; of "
+                "items that are batches themselves, batch_size=1 and collate_fn=lambda items: items[0]"
+            )
         shards: ShardGenerator[Any] = trainer.elastic_shard_generator(stream, epochs, shuffle)
         shards.read_by(loading.pop("num_workers", 0), loading.pop("multiprocessing_context", None))
         for name in ("prefetch_factor", "persistent_workers"):  # a stream is read ahead as far as leases need it

@@ -52,7 +52,9 @@ class SampleSource:
     def open(self, spec: DataSpec) -> None:
         opened = self._machine.opened
         if opened is not None and (differences := spec.differences(opened)):
-            raise UsageError(f"a job trains on one source: {opened} is open already; {', '.join(differences)} differ")
+            told = ", ".join(f"{name}={getattr(spec, name)!r} for {getattr(opened, name)!r}" for name in differences)
+            remedy = ": make one of several streams by edl.ElasticStream.mix" if spec.shards and opened.shards else ""
+            raise UsageError(f"a job trains on one source, and another is open already ({told}){remedy}")
         if opened is None:
             self._rates.begin(spec)
         if spec != opened:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.errors import DataError
+from edl.errors import UsageError
 from edl.sources.streams import elastic_stream
 from edl.sources.streams.elastic_stream import ElasticStream
 from edl.sources.streams.stream_operators import Barrier, contents_check
@@ -173,9 +173,9 @@ def test_packed_documents_keep_their_boundaries(boundaries: bool) -> None:
 
 
 def test_what_is_no_document_is_told() -> None:
-    with pytest.raises(DataError, match=r"a record is a str and no list of tokens: make one of it by \.map"):
+    with pytest.raises(UsageError, match=r"a record is a str and no list of tokens: make one of it by \.map"):
         [*ElasticStream(lambda _: ["a text"], shards=1).pack(4)]
-    with pytest.raises(DataError, match=r"has no 'input_ids', it has \['text'\]: say key="):
+    with pytest.raises(UsageError, match=r"has no 'input_ids', it has \['text'\]: say key="):
         [*ElasticStream(lambda _: [{"text": "a"}], shards=1).pack(4)]
 
 

@@ -190,7 +190,8 @@ class StreamParts:
                 continue
             ends = fact.ended and not one.ended
             ended = ended or ends
-            marks = {mark.item: mark for mark in (*fact.marks, *one.marks)}  # of two readings, the first counts
+            # Of an item's two marks the one told last: a filter may have left out all records between them.
+            marks = {mark.item: mark for mark in (*one.marks, *fact.marks)}
             self._parts[fact.part] = msgspec.structs.replace(
                 one,
                 known=max(one.known, fact.known),

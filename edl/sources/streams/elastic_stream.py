@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from edl.errors import UsageError
@@ -28,6 +29,9 @@ NO_PLACE: Final = (
     "cannot tell its place, so a worker that takes over could not go on: give it state_dict() and load_state_dict(), "
     "as Hugging Face's and torchdata's streams have, or give a sequence, with __getitem__ and __len__"
 )
+
+
+UNPLACED: Final = "the place that its state_dict() tells may have numbers, text, bytes, None, lists and dicts alone"
 
 
 class ShardList(NamedTuple):
@@ -183,8 +187,11 @@ class ElasticStream:
     @property
     def unit(self) -> int:
         """Tokens of an item; 1 where its items are no sequences of tokens."""
-        inner = 1 if self._mixed is None else max(part.unit for part in self._mixed[0])
-        return inner * math.prod(operator.unit for operator in self._operators)
+        tokens = 1 if self._mixed is None else max(part.unit for part in self._mixed[0])
+        for operator in self._operators:  # a sequence has as many tokens as it says, whatever it is packed of
+            is_packed = isinstance(operator, stream_operators.PackedSequences)
+            tokens = operator.unit if is_packed else tokens * operator.unit
+        return tokens
 
     @property
     def fingerprint(self) -> str:
@@ -200,7 +207,13 @@ class ElasticStream:
     def check(self) -> None:
         """Raise UsageError if a shard could not be gone on with, by what the first of them is."""
         if self._mixed is None:
-            placed(self._origin.open(0), self.names[0])
+            first, again = (placed(self._origin.open(0), self.names[0]) for _ in range(2))
+            if first is again:
+                raise UsageError(
+                    f"ElasticStream(factory): for shard {self.names[0]} it gives the same {type(first).__name__} each "
+                    "time, which has one place: make another one in each call"
+                )
+            _place_of(first, self.names[0])
         else:
             for part in self._mixed[0]:
                 part.check()
@@ -220,7 +233,7 @@ class ElasticStream:
 
     def _source(self, shard: int, part: Any) -> Iterator[Any]:
         if self._mixed is None:
-            return _records(placed(self._origin.open(shard), self.names[shard]), part)
+            return _records(placed(self._origin.open(shard), self.names[shard]), part, self.names[shard])
         streams, mixer = self._mixed
         fewest = len(self.names)
         return mixer.run(lambda number, at: streams[number]._chained(shard, fewest, at), part)
@@ -261,7 +274,23 @@ class NumberedRecords:
         self._next = state_dict
 
 
-def _records(shard: Any, state: Any) -> Iterator[Any]:
+def _place_of(shard: Any, name: str) -> Any:
+    """Return where a shard is, as another worker gets it. Raises UsageError for what would come to it otherwise."""
+    # A barrier waits in operators while the shard is read on, and a script's own state may be its living one.
+    place = copy.deepcopy(shard.state_dict())
+    try:
+        arrives = msgspec.msgpack.decode(msgspec.msgpack.encode(place), strict=False)
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        raise UsageError(f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED} ({error})") from None
+    if arrives != place:
+        raise UsageError(
+            f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED}: {str(place)[:200]} comes to another "
+            f"worker as {str(arrives)[:200]}"
+        )
+    return place
+
+
+def _records(shard: Any, state: Any, name: str) -> Iterator[Any]:
     if state is not None:
         shard.load_state_dict(state)
     count = 0
@@ -270,8 +299,7 @@ def _records(shard: Any, state: Any) -> Iterator[Any]:
         count += 1
         if count == BLOCK:
             count = 0
-            # A barrier waits in operators while the shard is read on, and a script's own state may be its living one.
-            yield Barrier((copy.deepcopy(shard.state_dict()),))
+            yield Barrier((_place_of(shard, name),))
 
 
 def _origin(source: Any, shards: int | Sequence[Any] | None, kind: str | None, largest: int) -> ShardList:

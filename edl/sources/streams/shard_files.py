@@ -207,7 +207,7 @@ class ShardFile:
                 for batch in table.iter_batches(batch_size=1024, row_groups=[number]):
                     if at + len(batch) > skip:
                         for index, record in enumerate(batch.slice(max(0, skip - at)).to_pylist(), max(at, skip) + 1):
-                            self._place = (number, index)
+                            self._place = [number, index]
                             yield record
                     at += len(batch)
 
@@ -219,7 +219,7 @@ class ShardFile:
             for number in range(group, table.num_record_batches):
                 skip = row if number == group else 0
                 for index, record in enumerate(table.get_batch(number).slice(skip).to_pylist(), skip + 1):
-                    self._place = (number, index)
+                    self._place = [number, index]
                     yield record
 
 

@@ -15,19 +15,24 @@ Owns: the operators, each a pure function of what comes in and of its own part o
 
 from __future__ import annotations
 
+import logging
 import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.errors import DataError, UsageError
+from edl.errors import UsageError
+
+logger = logging.getLogger("edl")
 
 Flow = Iterable[Any]  # records or items, with a Barrier here and there
 
 SAMPLED: Final = 64  # elements of an array that go into a checksum
+NO_TOKENS: Final = np.empty(0, np.int64)
 MASK: Final = -1  # the document of tokens that only fill up the last item of a shard
 
 
@@ -44,7 +49,7 @@ class Barrier:
 
 
 class Operator(Protocol):
-    unit: int  # so many of what comes in make one of what goes out, where that is always so
+    unit: int  # so many of what comes in make one of what goes out, where that is always so; tokens, of `pack`
 
     def run(self, flow: Flow, part: Any, shard: int, /) -> Iterator[Any]:
         """Go on from a barrier with this `part` of ours; None: from the beginning of the shard."""
@@ -62,7 +67,14 @@ class Mapped:
     def run(self, flow: Flow, _part: Any, _shard: int, /) -> Iterator[Any]:
         function = self._function
         for one in flow:
-            yield one.with_part(None) if type(one) is Barrier else function(one)
+            if type(one) is Barrier:
+                yield one.with_part(None)
+                continue
+            try:
+                made = function(one)
+            except Exception as error:
+                raise _failed("map", function, error) from error
+            yield made
 
     def words(self) -> Sequence[object]:
         return ("map", name_of(self._function))
@@ -79,7 +91,12 @@ class Filtered:
         for one in flow:
             if type(one) is Barrier:
                 yield one.with_part(None)
-            elif keeps(one):
+                continue
+            try:
+                kept = keeps(one)
+            except Exception as error:
+                raise _failed("filter", keeps, error) from error
+            if kept:
                 yield one
 
     def words(self) -> Sequence[object]:
@@ -169,9 +186,11 @@ class PackedSequences:
     """
 
     def __init__(self, length: int, end: int | None, fill: int, key: str, *, boundaries: bool) -> None:
-        self._length, self._end, self._fill, self._key = length, end, fill, key
+        self._length, self._fill, self._key = length, fill, key
+        self._end = None if end is None else np.array([end], np.int64)
         self.unit = length
         self._boundaries = boundaries
+        self._told = False  # that other keys are left out
 
     def run(self, flow: Flow, part: Any, _shard: int, /) -> Iterator[Any]:
         length, skip = self._length, int(part or 0)
@@ -185,53 +204,70 @@ class PackedSequences:
                         waits = None
                 continue
             tokens, named = self._tokens(one)
+            pieces = (tokens,) if self._end is None else (tokens, self._end)
+            size = sum(map(len, pieces))
             if skip:
-                cut = min(skip, len(tokens))
-                skip, tokens = skip - cut, tokens[cut:]
-            while count + len(tokens) >= length:
-                room = length - count
-                yield self._item([*held, tokens[:room]], named)
-                held, count, tokens = [], 0, tokens[room:]
+                cut = min(skip, size)
+                pieces, skip, size = (np.concatenate(pieces, dtype=np.int64)[cut:],), skip - cut, size - cut
+            if count + size < length:
+                if size:
+                    held.append(np.concatenate(pieces, dtype=np.int64))
+                    count += size
+                continue
+            # Items are views of one array, which none of them shares with a record or another item.
+            whole = np.concatenate((*held, *pieces), dtype=np.int64)
+            documents = [*map(len, held), length - count]  # in the first item; each other one is of this record alone
+            end = len(whole) - len(whole) % length
+            for at in range(0, end, length):
+                yield self._item(whole[at : at + length], documents, named)
+                documents = [length]
                 if waits is not None:
                     yield waits
                     waits = None
-            if len(tokens):
-                held.append(tokens)
-                count += len(tokens)
+            held, count = [whole[end:]] if end < len(whole) else [], len(whole) - end
         if count:
-            yield self._item(held, named, missing=length - count)
+            missing = length - count
+            filled = np.concatenate((*held, np.full(missing, self._fill, np.int64)))
+            yield self._item(filled, [*map(len, held)], named, missing)
 
     def _tokens(self, record: Any) -> tuple[NDArray[Any], bool]:
         named = isinstance(record, Mapping)
         if named and self._key not in record:
-            raise DataError(f".pack(): a record has no {self._key!r}, it has {[*record]}: say key=")
+            raise UsageError(f".pack(): a record has no {self._key!r}, it has {[*record]}: say key=")
+        if named and len(record) > 1 and not self._told:
+            self._told = True
+            others = ", ".join(str(name) for name in record if name != self._key)
+            logger.warning(".pack() keeps %r alone of a record, and leaves out: %s", self._key, others)
         found = record[self._key] if named else record
         try:
             tokens = found.numpy() if hasattr(found, "detach") else np.asarray(found)
         except ValueError:  # lists of several lengths in a list
             tokens = np.zeros((0, 0))
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
-            raise DataError(
+            raise UsageError(
                 f".pack(): a record is a {type(record).__name__} and no list of tokens: make one of it by .map(...)"
             )
-        tokens = tokens.astype(np.int64, copy=False)
-        return (tokens if self._end is None else np.append(tokens, self._end)), named
+        return (tokens if tokens.size else NO_TOKENS), named
 
-    def _item(self, pieces: list[NDArray[Any]], named: bool, missing: int = 0) -> Any:
-        filled = [*pieces, np.full(missing, self._fill, np.int64)] if missing else pieces
-        tokens = np.concatenate(filled)
+    def _item(self, tokens: NDArray[Any], documents: list[int], named: bool, missing: int = 0) -> Any:
         if not self._boundaries:
             return {self._key: tokens} if named else tokens
-        lengths = [len(piece) for piece in pieces]
-        documents = np.repeat(np.arange(len(pieces), dtype=np.int32), lengths)
-        positions = np.concatenate([np.arange(count, dtype=np.int64) for count in lengths])
+        numbers = np.repeat(np.arange(len(documents), dtype=np.int32), documents)
+        positions = np.concatenate([np.arange(count, dtype=np.int64) for count in documents])
         if missing:
-            documents = np.append(documents, np.full(missing, MASK, np.int32))
+            numbers = np.append(numbers, np.full(missing, MASK, np.int32))
             positions = np.append(positions, np.zeros(missing, np.int64))
-        return {self._key: tokens, "document_ids": documents, "position_ids": positions}
+        return {self._key: tokens, "document_ids": numbers, "position_ids": positions}
 
     def words(self) -> Sequence[object]:
-        return ("pack", self._length, self._end, self._fill, self._key, self._boundaries)
+        return (
+            "pack",
+            self._length,
+            None if self._end is None else int(self._end[0]),
+            self._fill,
+            self._key,
+            self._boundaries,
+        )
 
 
 class Mixer:
@@ -273,6 +309,16 @@ class Mixer:
         return ("mix", *self._weights)
 
 
+def _failed(operator: str, function: Callable[..., Any], error: Exception) -> UsageError:
+    """Return what a function of the script's has raised, as the script's fault: no shard is unreadable by it."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = "" if frame is None else f" ({Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno})"
+    told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"
+    return UsageError(f".{operator}({name_of(function)}) raises {told}: mend it, or leave such records out")
+
+
 def name_of(function: Callable[..., Any]) -> str:
     """Return a name that is the same on all workers that run the same script."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))
@@ -283,6 +329,9 @@ def contents_check(item: Any, before: int = 0) -> int:
 
     It is to find a shard that gives something else each time, and would else take longer than all other work.
     """
+    if type(item) is np.ndarray and item.ndim == 1 and not item.dtype.hasobject:  # as nearly all are
+        size = len(item)
+        return zlib.crc32(item[:: size // SAMPLED or 1].tobytes(), (before + size) & 0xFFFFFFFF)
     if hasattr(item, "detach"):
         item = _array_of(item)
     if isinstance(item, np.ndarray) and item.dtype.hasobject:

@@ -27,7 +27,6 @@ from edl.sources.streams.stream_operators import Barrier, contents_check
 CHUNK_S: Final = 0.02  # the longest that one reading goes on, but for one item
 END_S: Final = 2.0
 BEGIN: Final = Mark(0, b"")
-UNPLACED: Final = "its place has values that are neither numbers, text, bytes, lists nor dicts"
 
 
 class ItemChunk(NamedTuple):
@@ -83,7 +82,9 @@ class ShardFeed:
             self._flow = self._open()
         for one in self._flow:
             if type(one) is Barrier:
-                marks.append(Mark(self.at, _encoded(one.parts, self._name), self._check))
+                if marks and marks[-1].item == self.at:  # a filter has left nothing in between
+                    marks.pop()
+                marks.append(Mark(self.at, msgspec.msgpack.encode(one.parts), self._check))
                 if time.monotonic() > until:  # a filter may leave nothing for long
                     return chunk._replace(bytes=size)
                 continue
@@ -100,13 +101,6 @@ class ShardFeed:
             if len(items) >= count or time.monotonic() > until:
                 return chunk._replace(bytes=size)
         return chunk._replace(bytes=size, ended=True)
-
-
-def _encoded(parts: Any, name: str) -> bytes:
-    try:
-        return msgspec.msgpack.encode(parts)
-    except (TypeError, OverflowError) as error:
-        raise UsageError(f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED} ({error})") from None
 
 
 def bytes_of(item: Any) -> int:
@@ -178,7 +172,7 @@ def read_of(feed: ShardFeed, count: int) -> ItemChunk | ReadFailed:
     except Exception as error:  # noqa: BLE001 - whatever the shard or a function of the script's raises
         return ReadFailed(error, feed.at)
     except SystemExit as error:
-        return ReadFailed(DataError(f"it calls sys.exit({error.code!r})"), feed.at)
+        return ReadFailed(UsageError(f"reading a stream calls sys.exit({error.code!r})"), feed.at)
 
 
 class OtherFeeds:

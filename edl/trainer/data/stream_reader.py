@@ -61,8 +61,14 @@ class Shelf:
     def mark_before(self, item: int) -> Mark:
         return self.marks[max(0, bisect_right(self.marks, item, key=lambda mark: mark.item) - 1)]
 
-    def add_marks(self, marks: Iterable[Mark]) -> None:
-        known = {mark.item: mark for mark in (*marks, *self.marks)}
+    def add_marks(self, marks: Iterable[Mark], *, told: bool = False) -> None:
+        """Add marks that were just found here; `told`: by the leader, which may know older ones.
+
+        Of two marks of an item the newer counts: a filter may have left out all records between them.
+        """
+        found = [mark for mark in self.marks if mark.state or not told]
+        begin = [mark for mark in self.marks if told and not mark.state]
+        known = {mark.item: mark for mark in ([*begin, *marks, *found] if told else [*found, *marks])}
         self.marks = [known[item] for item in sorted(known)]
 
     def first_missing(self, ranges: Iterable[tuple[int, int]]) -> int | None:
@@ -92,6 +98,7 @@ class StreamReader:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._error: Exception | None = None
+        self._is_new = True  # it trains no step yet, and was given no shard
         self._example: Any = None
         self._told: tuple[ShardPart, ...] = ()
         self._told_at = 0.0
@@ -190,6 +197,7 @@ class StreamReader:
     def _follow(self, feeds: ShardFeeds) -> None:
         """Follow the newest leases and parts: what is wanted of each part, and what is not any more."""
         held = {one.part: one for one in self._port.leases.parts}
+        self._tell_idle(reads=any(one.holder for one in held.values()))
         wanted = self._leased = self._wanted()
         for part in [part for part in self._shelves if part not in held and part not in wanted]:
             shelf = self._shelves.pop(part)
@@ -198,10 +206,21 @@ class StreamReader:
         for part in held.keys() | wanted.keys():
             shelf = self._shelves.setdefault(part, Shelf(part))
             one = held.get(part, ShardPart(part))
-            shelf.add_marks(one.marks)
+            shelf.add_marks(one.marks, told=True)
             low = self._low(one, wanted[part])
             self._drop_before(shelf, low)
             self._aim(shelf, one, wanted[part], feeds)
+
+    def _tell_idle(self, *, reads: bool) -> None:
+        """Say once that this worker has nothing to read as it begins to train."""
+        trains = bool(self._port.leases.leases)
+        if self._is_new and trains and not reads:
+            logger.warning(
+                "other workers read all %d shards of the stream: this one takes part without samples until one is "
+                "free; give at least as many shards as workers",
+                self._shards,
+            )
+        self._is_new = self._is_new and not trains and not reads
 
     def _wanted(self) -> defaultdict[int, list[tuple[int, int]]]:
         """Map parts to items that are leased to this worker, and not trained yet."""

@@ -42,10 +42,12 @@ def test_what_tells_its_place_is_a_stream():
         (Plain(), {}, r"is a Plain, which cannot tell its place.*give it state_dict\(\) and load_state_dict\(\)"),
         (Placed(), {"sampler": [1]}, "edl chooses the samples"),
         (Placed(), {"drop_last": True}, "nothing is dropped"),
+        (Placed(), {"timeout": 5}, "--step-timeout"),
+        (Placed(), {"batch_size": None}, "say how many items of the stream make a step of one worker"),
         (Placed(), {"worker_init_fn": print}, "a stream gives the same items whichever process reads them"),
     ],
 )
 def test_what_a_stream_cannot_be_is_one_line(dataset: Any, loading: dict[str, Any], told: str):
     with pytest.raises(UsageError, match=told) as error:
-        ElasticDataLoader(dataset, 4, **loading)
+        ElasticDataLoader(dataset, **{"batch_size": 4, **loading})
     assert "\n" not in str(error.value)

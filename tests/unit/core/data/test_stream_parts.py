@@ -56,6 +56,16 @@ def test_a_newcomer_takes_waiting_shards_and_then_some_of_the_others():
     assert sorted(holders(ledger).values()) == ["a", "a", "b", "b"]
 
 
+def test_of_two_marks_of_an_item_the_one_told_last_counts():
+    """A filter may have left out all records between them."""
+    ledger = ledger_of("a", shards=1)
+    for state in (b"early", b"late"):
+        ledger.learn([ShardPart(0, known=0, marks=(Mark(0, state),))])
+    stream = ledger.snapshot().stream
+    assert stream is not None
+    assert [mark.state for mark in stream.parts[0].marks] == [b"late"]
+
+
 def test_the_parts_of_a_dead_worker_go_to_the_others_where_they_were():
     ledger = ledger_of("a", "b", shards=2)
     ledger.learn([found(0, 20), found(1, 20)])

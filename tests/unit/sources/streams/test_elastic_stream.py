@@ -54,6 +54,20 @@ class Living(Counting):
         self.state = state_dict
 
 
+class Telling(Counting):
+    """An iterable that tells its place as it was told to."""
+
+    def __init__(self, place: Any) -> None:
+        super().__init__(0)
+        self.place = place
+
+    def state_dict(self):
+        return self.place
+
+
+SAME = Counting(0)
+
+
 def of(*names: str) -> ElasticStream:
     return ElasticStream(lambda shard: [1], shards=list(names))
 
@@ -114,6 +128,13 @@ def test_a_single_iterable_is_one_shard():
     ("make", "told"),
     [
         (lambda: ElasticStream(lambda shard: iter([1]), shards=2).check(), "cannot tell its place.*state_dict"),
+        (
+            lambda: ElasticStream(lambda _: Telling({"at": (1, 2)}), shards=1).check(),
+            "lists and dicts alone: .*\\(1, 2",
+        ),
+        (lambda: ElasticStream(lambda _: Telling({"at": {1}}), shards=1).check(), "may have numbers, text, bytes"),
+        (lambda: ElasticStream(lambda _: Telling(object()), shards=1).check(), "may have numbers, text, bytes"),
+        (lambda: ElasticStream(lambda _: SAME, shards=2).check(), "gives the same Counting each time.*in each call"),
         (lambda: ElasticStream(iter([1])), "cannot tell its place.*give a sequence"),
         (lambda: ElasticStream(lambda shard: [1]), "say how many shards there are"),
         (lambda: ElasticStream(lambda shard: [1], shards=0), "shards is 0: it must be a whole number, at least 1"),
@@ -153,4 +174,13 @@ def test_workers_that_say_something_else_are_told_apart():
 def test_tokens_of_an_item():
     stream = ElasticStream(lambda shard: [[1]], shards=1)
     assert [stream.unit, stream.pack(512).unit, stream.pack(512).batch(4).unit] == [1, 512, 2048]
+    assert stream.pack(16).pack(4).unit == 4
     assert ElasticStream.mix({"a": (stream.pack(8), 1)}).unit == 8
+
+
+def test_what_pack_leaves_out_is_told_once(caplog):
+    records = [{"input_ids": [1, 2], "attention_mask": [1, 1], "label": 3}] * 5
+    assert len([*ElasticStream(lambda shard: records, shards=2).pack(4)]) == 6
+    assert [one.message for one in caplog.records] == [
+        ".pack() keeps 'input_ids' alone of a record, and leaves out: attention_mask, label"
+    ]

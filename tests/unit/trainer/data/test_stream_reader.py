@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -273,9 +274,13 @@ def _answers(feeds: shard_feeds.ShardFeeds) -> list[tuple[int, Any]]:
 
 
 def _answer(feeds: shard_feeds.OtherFeeds, part: int, count: int) -> tuple[int, list[Any]]:
-    feeds.ask(part, count)
-    [(part, answer)] = _answers(feeds)
-    return part, answer.items
+    """All that was asked for: one answer has what was read in a moment."""
+    items = list[Any]()
+    while len(items) < count:
+        feeds.ask(part, count - len(items))
+        [(part, answer)] = _answers(feeds)
+        items += answer.items
+    return part, items
 
 
 class Unlike(Exception):
@@ -298,7 +303,7 @@ def test_what_comes_from_another_process_needs_no_open_files():
 
 @pytest.mark.parametrize("processes", [0, 1])
 @pytest.mark.parametrize(
-    ("error", "told"), [(Unlike(1, 2), "1 is not 2"), (SystemExit(3), "it calls sys.exit(3)")], ids=["own", "exit"]
+    ("error", "told"), [(Unlike(1, 2), "1 is not 2"), (SystemExit(3), "calls sys.exit(3)")], ids=["own", "exit"]
 )
 def test_what_a_function_raises_is_told(processes, error, told):
     def fails(_: bytes) -> bytes:
@@ -311,6 +316,7 @@ def test_what_a_function_raises_is_told(processes, error, told):
         feeds.ask(0, 4)
         [(_, failed)] = _answers(feeds)
         assert isinstance(failed, shard_feeds.ReadFailed)
+        assert isinstance(failed.error, UsageError), "of the script's function, not of the shard: never tried again"
         assert told in str(failed.error)
     finally:
         feeds.end()
@@ -360,3 +366,50 @@ def test_the_ledger_of_a_stream_is_small():
     ledger.learn([msgspec.structs.replace(one, known=300, marks=marks) for one in parts])
     ledger.grant(64)
     assert len(msgspec.json.encode(ledger.snapshot())) < 1_000_000
+
+
+def test_what_map_raises_is_no_shard_that_cannot_be_read():
+    """Whatever `unreadable` says: else a wrong line of the script would train on nothing, shard after shard."""
+
+    def shout(record: bytes) -> Any:
+        return record.upper() + "" if record.endswith(b"29") else record  # type: ignore[operator]
+
+    shards, _ = generator(ElasticStream(records, shards=2, unreadable="skip").map(shout), epochs=1)
+    told = r"^\.map\(.*shout\) raises TypeError: can't concat str to bytes \(test_stream_reader\.py:\d+\): mend it"
+    next(shards.batches(4))
+    with pytest.raises(UsageError, match=told):
+        _wait_for_error(shards)
+    shards.close()
+
+
+def test_a_filter_that_leaves_nothing_has_one_mark_which_goes_along():
+    stream = ElasticStream(lambda shard: range(1000), shards=1).filter(lambda one: one == 999)
+    chunk = shard_feeds.ShardFeed(stream, 0, Mark(0, b""), {}).read(4, within_s=60)
+    assert (chunk.items, len(chunk.marks)) == ([999], 1)
+    [mark] = chunk.marks
+    assert len([*shard_feeds.ShardFeed(stream, 0, mark, {}).read(4, within_s=60).items]) == 1
+    shelf = stream_reader.Shelf(0)
+    shelf.add_marks([mark])
+    assert shelf.mark_before(0) == mark
+    shelf.add_marks([Mark(0, b"older")], told=True)
+    assert shelf.mark_before(0) == mark
+    fresh = stream_reader.Shelf(0)
+    fresh.add_marks([mark], told=True)
+    assert fresh.mark_before(0) == mark
+
+
+def test_a_worker_without_a_shard_is_told(caplog):
+    class Idle(SoloFeed):
+        """As a worker beside others that read all shards."""
+
+        def found(self, parts: tuple[ShardPart, ...]) -> None: ...
+
+    reader = stream_reader.StreamReader(ElasticStream(records, shards=2), Idle(), 1.0, stream_reader.Audit())
+    with caplog.at_level(logging.WARNING):
+        reader._tell_idle(reads=False)
+        assert not caplog.records, "it waits for its first lease"
+        reader._port = SimpleNamespace(leases=SimpleNamespace(leases=(1,)))  # type: ignore[assignment]
+        reader._tell_idle(reads=False)
+        reader._tell_idle(reads=False)
+    [told] = caplog.records
+    assert "other workers read all 2 shards of the stream" in told.message
