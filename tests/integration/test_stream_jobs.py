@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -119,3 +120,24 @@ def test_with_virtual_workers_the_order_of_tokens_is_that_of_one_worker(edl, tmp
         found.append((steps_of(folder / "out"), weights))
     assert found[0] == found[1]
     assert trained(folder / "out") == Counter(dict.fromkeys(tokens_of(corpus), 2))
+
+
+@pytest.mark.parametrize("library", ["lightning", "accelerate", "trainer", "fit", "tf.data"])
+def test_a_stream_feeds_the_loop_of_a_library_through_a_change_of_size(edl, tmp_path, library):
+    """Two workers become three; each item is trained once, and all that were trained had reached a model."""
+    items, steps = 400, 40
+    script = ("stream_libraries.py", "--library", library, "--items", str(items), "--steps", str(steps))
+    job = Life(edl, tmp_path, *script, audit=True)
+    job.wait_size(2)
+    job.wait_step(3)
+    job.scale(3)
+    job.wait_size(3)
+    job.finish(timeout_s=120)
+    found = edl.json("data", "verify", str(job.audit))
+    lines = [line for path in (tmp_path / "out").glob("seen-*.jsonl") for line in path.read_text().splitlines()]
+    seen = {number for line in lines for number in json.loads(line)}
+    assert not any(epoch["repeated"] for epoch in found["epochs"])
+    if library == "trainer":  # it counts steps
+        assert steps * 8 < len(seen) <= items
+    else:
+        assert found["clean"] and seen == set(range(items))

@@ -33,6 +33,7 @@ from edl.trainer.data.shard_feeds import BEGIN, ItemChunk, NotAlike, OtherFeeds,
 logger = logging.getLogger("edl")
 
 POLL_S: Final = 0.02
+REST_S: Final = 0.25  # the longest that the reader does not look what is to be read
 TELL_S: Final = 0.05  # between two reports where the leader has leased all that it was told
 CALM_S: Final = 0.5  # between two others
 TRIES: Final = 4
@@ -173,17 +174,28 @@ class StreamReader:
     def _run(self) -> None:
         feeds = self._feeds
         assert feeds is not None
+        leases, known, rests_until = self._port.leases, None, 0.0
         try:
-            while not self._closed and not self._port.leases.closed:
+            while not self._closed and not leases.closed:
+                # As long as nothing is asked for, only other leases and parts change what is to be done.
+                now, newest = time.monotonic(), (leases.leases, leases.parts)
+                rests = newest == known and now < rests_until
                 with self._changed:
-                    self._follow(feeds)
-                    asked = self._ask(feeds)
-                for part, answer in feeds.answers(POLL_S):
+                    if not rests:
+                        self._follow(feeds)
+                    asked = not rests and self._ask(feeds)
+                answers = feeds.answers(POLL_S)
+                for part, answer in answers:
                     with self._changed:
                         self._put(part, answer, feeds)
                         self._changed.notify_all()
                 if told := self._news():
                     self._port.found(told)
+                known = newest
+                if asked or answers:
+                    rests_until = 0.0
+                elif not rests:
+                    rests_until = now + REST_S
                 if not asked:
                     with self._changed:
                         self._changed.wait_for(lambda: self._closed, POLL_S)
