@@ -69,12 +69,12 @@ SECTIONS = (
     Section(
         "Pauses",
         "For how long do the survivors stand still at a change of size?",
-        ["pause", "pause-stock", "pause-many", "pause-state", "library-pause", "newcomers"],
+        ["pause", "pause-stock", "pause-many", "pause-state", "library-pause", "newcomers", "stream-pause"],
     ),
     Section(
         "Recovery",
         "How long until the survivors train on after a `kill -9`, and what is lost?",
-        ["recovery"],
+        ["recovery", "stream-recovery"],
     ),
     Section("Without a leader", "Does training wait when the leader dies?", ["leaders"]),
     Section("An outage of ZooKeeper", "Does training wait when the coordinator is gone?", ["outage"]),
