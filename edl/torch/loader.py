@@ -218,7 +218,7 @@ class _StreamBatches(IterableDataset[Any]):
 
     def __init__(self, shards: ShardGenerator[Any], samples: int) -> None:
         self._shards, self._samples = shards, samples
-        self.items: list[Any] = []  # of the step whose parts come, in a job with virtual workers
+        self.items: Any = []  # of the step whose parts come, in a job with virtual workers
         self.loads: list[PartLoad] = []  # these parts
 
     def __iter__(self) -> Iterator[Any]:

@@ -21,6 +21,7 @@ from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
 from edl.sources.streams.elastic_stream import ElasticStream
 from edl.sources.streams.stream_operators import Barrier
 from edl.trainer.data import shard_feeds, stream_reader
+from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.shards import ShardGenerator
 from tests.model.one_worker_data import SoloFeed
 
@@ -404,11 +405,11 @@ def test_a_worker_without_a_shard_is_told(caplog):
 
         def found(self, parts: tuple[ShardPart, ...]) -> None: ...
 
-    reader = stream_reader.StreamReader(ElasticStream(records, shards=2), Idle(), 1.0, stream_reader.Audit())
+    reader = stream_reader.StreamReader(ElasticStream(records, shards=2), Idle(), 1.0, Audit())
     with caplog.at_level(logging.WARNING):
         reader._tell_idle(reads=False)
         assert not caplog.records, "it waits for its first lease"
-        reader._port = SimpleNamespace(leases=SimpleNamespace(leases=(1,)))  # type: ignore[assignment]
+        reader._port = SimpleNamespace(leases=SimpleNamespace(leases=(1,)))
         reader._tell_idle(reads=False)
         reader._tell_idle(reads=False)
     [told] = caplog.records
