@@ -7,11 +7,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from edl.errors import UsageError
-from edl.protocol.data_nouns import DataSpec, Lease, Range
+from edl.protocol.data_nouns import ITEMS, DataSpec, Lease, Range
 from edl.protocol.virtual_parts import held_by
 from edl.trainer.arrays import Arrays
 from edl.trainer.virtual_steps import (
@@ -234,3 +235,20 @@ def test_all_workers_hear_since_when_and_why_bits_are_not_held() -> None:
     later = Scales({"threads": "1", "torch": "2"})
     later.load_state_dict(first.state_dict())
     assert later.bits == first.bits, "what comes after is not what it would have been"
+
+
+def test_of_a_stream_a_shard_is_one_virtual_worker_s_and_each_step_has_seeds_of_its_own() -> None:
+    spec = DataSpec(total=4 * ITEMS, epochs=1, batch=2, shards=4, virtual=2)
+    first, second = (Range(0, 0, 2), Range(0, ITEMS, ITEMS + 2)), (Range(0, 2, 4), Range(0, ITEMS + 2, ITEMS + 4))
+    whole = Lease(1, 0, 2, 4, (*first, *second), part=(0, 2, 2), by_shard=True)
+    places = [parts_of(spec, whole, step).place for step in (1, 2)]
+    assert len({place.seed_of(0, 0) for place in places}) == 2
+    # The first shard has one item left, and goes on with the third; the second shard has one, and is the last.
+    ends = (Range(0, 4, 5), Range(0, 2 * ITEMS, 2 * ITEMS + 1), Range(0, ITEMS + 4, ITEMS + 5))
+    short = Lease(2, 2, 1, 4, ends, part=(0, 2, 2), by_shard=True)
+    assert [(one.start, one.stop, one.weight) for one in parts_of(spec, short, 3).parts] == [
+        (0, 2, 4 / 3),
+        (2, 3, 2 / 3),
+    ]
+    alone = msgspec.structs.replace(short, part=(1, 2, 2))
+    assert (alone.between(2, 3), alone.share(3)) == (ends[2:], 1)
