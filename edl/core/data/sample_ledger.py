@@ -651,7 +651,7 @@ class Ledger:
         return True
 
     def _grant_by_lane(self, pool: StreamParts, steps: int, epoch: int) -> bool:
-        """Lease the next steps of a stream to virtual workers, as many as are known whole; one that is short alone."""
+        """Lease the next steps of a stream to virtual workers, as many as are known; one that is short is the last."""
         [member] = self._members.values()
         most, limit = max(1, LONGEST_ROUND * 8 // max(8, pool.virtual)), self._limit(epoch)
         given, ranges = pool.take_by_lane(member.batch, min(steps, most), limit)

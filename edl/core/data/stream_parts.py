@@ -119,28 +119,26 @@ class StreamParts:
     def take_by_lane(self, batch: int, steps: int, until_epoch: int) -> tuple[int, tuple[Range, ...]]:
         """Take the items of up to `steps` steps of so many items, as virtual workers have them; return how many steps.
 
-        A step with fewer items is taken alone.
+        A step with fewer items is the last.
         """
-        sizes, lanes, unbegun = self._lanes(batch, until_epoch)
+        sizes, lanes = even_sizes(batch, self.virtual), self._lanes(until_epoch)
         taken, done = list[Range](), 0
         while done < steps:
-            counts = [self._found(lanes[lane], size, lane in unbegun) for lane, size in enumerate(sizes)]
+            counts = [self._found(queue, size) for queue, size in zip(lanes, sizes, strict=True)]
             if None in counts or not any(counts):
-                break
-            if (is_short := counts != sizes) and done:
                 break
             for queue, count in zip(lanes, counts, strict=True):
                 taken += self._take_of_lane(queue, count or 0)
             done += 1
-            if is_short:
+            if counts != sizes:
                 break
         self.handed_out += sum(map(len, taken))
         return done, _joined(taken)
 
     def awaited_lanes(self, batch: int, until_epoch: int) -> tuple[int, ...]:
         """Return the virtual workers of which more must be known before the next step can be taken."""
-        sizes, lanes, unbegun = self._lanes(batch, until_epoch)
-        found = [self._found(lanes[lane], size, lane in unbegun) for lane, size in enumerate(sizes)]
+        sizes, lanes = even_sizes(batch, self.virtual), self._lanes(until_epoch)
+        found = [self._found(queue, size) for queue, size in zip(lanes, sizes, strict=True)]
         return tuple(lane for lane, count in enumerate(found) if count is None)
 
     def give_back(self, ranges: Iterable[Range]) -> None:
@@ -244,23 +242,22 @@ class StreamParts:
         epoch, shard = divmod(part, self._shards)
         return [Range(epoch, shard * ITEMS + start, shard * ITEMS + stop) for start, stop in taken]
 
-    def _lanes(self, batch: int, until_epoch: int) -> tuple[list[int], list[deque[int]], set[int]]:
-        """Return the items of a step, the parts in which some are left, both by virtual worker, and the virtual workers
-        that have parts which nobody reads yet.
-        """
+    def _lanes(self, until_epoch: int) -> list[deque[int]]:
+        """Return the parts in which items are left, or may be, by virtual worker."""
         lanes: list[deque[int]] = [deque() for _ in range(self.virtual)]
         for one in sorted(self._until(until_epoch), key=lambda one: one.part):
             if _is_left(one):
                 lanes[self._lane(one.part)].append(one.part)
-        last = (until_epoch + 1) * self._shards
-        unbegun = {self._lane(part) for part in range(self.begun, min(last, self.begun + self._shards))}
-        return even_sizes(batch, self.virtual), lanes, unbegun
+        return lanes
 
     def _lane(self, part: int) -> int:
         return lane_of(part % self._shards, self.virtual)
 
-    def _found(self, queue: Iterable[int], wanted: int, has_more: bool) -> int | None:
-        """Return how many of `wanted` items the next step has of these parts; None: that is not known yet."""
+    def _found(self, queue: Iterable[int], wanted: int) -> int | None:
+        """Return how many of `wanted` items the next step has of these parts; None: that is not known yet.
+
+        Where a virtual worker has parts that are not begun, some of those that are have not ended (`assign`).
+        """
         found = 0
         for part in queue:
             found += _available(self._parts[part])
@@ -268,7 +265,7 @@ class StreamParts:
                 return wanted
             if not self._parts[part].ended:
                 return None
-        return None if has_more else found
+        return found
 
     def _take_of_lane(self, queue: deque[int], count: int) -> list[Range]:
         taken = list[Range]()
