@@ -45,10 +45,10 @@ def lightning():
     import lightning.pytorch as pl
     import torch
 
-    import edl.lightning
+    import edl.lightning as _  # what it registers
     import edl.torch as edl
 
-    class Net(pl.LightningModule):
+    class Net(pl.LightningModule):  # type: ignore[misc]
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(8, 1)
@@ -144,4 +144,5 @@ def tf_data():
         edl.notify_batch_end()
 
 
-{"tf.data": tf_data}.get(options.library, globals().get(options.library))()
+loops = {"lightning": lightning, "accelerate": accelerate, "trainer": trainer, "fit": fit, "tf.data": tf_data}
+loops[options.library]()
