@@ -1,6 +1,7 @@
 """A stream in the loop that a library owns. Each worker writes down which items reached its model."""
 
 import argparse
+import importlib
 import json
 import os
 import time
@@ -45,7 +46,7 @@ def lightning():
     import lightning.pytorch as pl
     import torch
 
-    import edl.lightning as _  # what it registers
+    importlib.import_module("edl.lightning")  # what it registers
     import edl.torch as edl
 
     class Net(pl.LightningModule):  # type: ignore[misc]
