@@ -275,12 +275,12 @@ def _answers(feeds: shard_feeds.ShardFeeds) -> list[tuple[int, Any]]:
 
 
 def _answer(feeds: shard_feeds.OtherFeeds, part: int, count: int) -> tuple[int, list[Any]]:
-    """All that was asked for: one answer has what was read in a moment."""
-    items = list[Any]()
-    while len(items) < count:
+    """All that was asked for, as far as there is: one answer has what was read in a moment."""
+    items, ended = list[Any](), False
+    while len(items) < count and not ended:
         feeds.ask(part, count - len(items))
         [(part, answer)] = _answers(feeds)
-        items += answer.items
+        items, ended = items + answer.items, answer.ended
     return part, items
 
 
