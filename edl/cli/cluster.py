@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edl.cli import tables
+from edl.cli.cluster_flags import ON_KUBERNETES
 from edl.cli.cluster_handle import home_of, reached
 from edl.cli.commands import heed_interrupts
 from edl.cli.simulate import parameters_of
@@ -77,14 +79,24 @@ def start(arguments: argparse.Namespace) -> int:
 
 def _kubernetes(engine: str, arguments: argparse.Namespace) -> KubernetesGiven | None:
     """Raises ConfigError."""
+    given = {name: getattr(arguments, name.replace("-", "_")) for name in ON_KUBERNETES}
     if engine == engine_registry.KUBERNETES:
-        from edl.scheduler.kubernetes.kubernetes_choice import given_of
+        with _kubernetes_extra("--engine kubernetes"):
+            from edl.scheduler.kubernetes.kubernetes_choice import KubernetesFlags, given_of
 
-        return given_of(arguments.kubernetes, arguments.kubernetes_account, arguments.pod_template, os.environ)
-    given = {"--kubernetes": arguments.kubernetes, "--kubernetes-account": arguments.kubernetes_account}
-    if flags := [flag for flag, value in {**given, "--pod-template": arguments.pod_template}.items() if value]:
+        return given_of(KubernetesFlags(*given.values()), os.environ)
+    if flags := [f"--{name}" for name, value in given.items() if value]:
         raise ConfigError(f"{flags[0]} goes with --engine kubernetes")
     return None
+
+
+@contextlib.contextmanager
+def _kubernetes_extra(what: str) -> Iterator[None]:
+    """Raises ConfigError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{what} needs {error.name}: pip install 'horovod-edl[kubernetes]'") from None
 
 
 def _nodes(
@@ -109,9 +121,21 @@ async def _start(home: ClusterHome, config: ClusterConfig, progress: tables.Prog
 
 
 def print_manifests(arguments: argparse.Namespace) -> int:
-    from edl.scheduler.kubernetes.manifests import as_yaml, manifests
+    with _kubernetes_extra("edl cluster manifests"):
+        from edl.scheduler.kubernetes.manifests import as_yaml, kustomize_base, manifests
 
-    sys.stdout.write(as_yaml(manifests(_manifests_wanted(arguments, Settings.from_given(arguments.given, os.environ)))))
+    wanted = _manifests_wanted(arguments, Settings.from_given(arguments.given, os.environ))
+    if arguments.kustomize is None:
+        sys.stdout.write(as_yaml(manifests(wanted)))
+        return 0
+    folder = Path(arguments.kustomize)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in kustomize_base(wanted).items():
+            (folder / name).write_text(text)
+    except OSError as error:
+        raise ConfigError(f"--kustomize {folder}: {error.filename}: {error.strerror}") from None
+    tables.say(f"{folder} is a Kustomize base: kubectl apply -k {folder}")
     return 0
 
 

@@ -77,7 +77,7 @@ examples:
   edl cluster manifests --image IMAGE --coordinator zk1:2181,zk2:2181 --gpu nvidia.com/gpu --namespace research
   kubectl apply -f edl.yaml
 
-Look at worker.json in it: the Pod that each worker's is made from. It was tried on a made-up API server only.
+Look at worker.yaml in it: the Pod that each worker's is made from. It was tried on a made-up API server only.
 """
 QUEUE: Final = """
 examples:
@@ -121,9 +121,11 @@ START_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "http": ("[ADDRESS:]PORT", "also take jobs by HTTP there, with a token (default: not; ADDRESS: 127.0.0.1)"),
     "http-certificate": ("FILE", "speak HTTPS, with this certificate (default: plain HTTP, on loopback only)"),
     "http-key": ("FILE", "the certificate's key"),
-    "pod-template": ("FILE", "with --engine kubernetes: the Pod that each worker's is made from, as JSON"),
+    "pod-template": ("FILE", "with --engine kubernetes: the Pod that each worker's is made from, as YAML or JSON"),
     "kubernetes": ("URL", "its API server, such as https://10.0.0.1:6443 (default: that of the Pod that this is)"),
     "kubernetes-account": ("DIR", "a service account's token, ca.crt and namespace (default: the Pod's own)"),
+    "kubeconfig": ("FILE", "outside of a Pod: who asks which API server (default: $KUBECONFIG, else ~/.kube/config)"),
+    "kube-context": ("NAME", "a context of the kubeconfig (default: its current one)"),
     "schedulers": ("N", "schedulers, of which one leads (default: 2)"),
 }
 MANIFESTS_FLAGS: Final[dict[str, tuple[str, str]]] = {
@@ -135,6 +137,7 @@ MANIFESTS_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "storage": ("SIZE", "of the volume that all share (default: 50Gi)"),
     "storage-class": ("NAME", "of that volume: one that many nodes may write to (default: the cluster's own)"),
     "user-id": ("UID", "as whom all run (default: 1000)"),
+    "kustomize": ("DIR", "write a Kustomize base to this folder, instead of one file to the output"),
 }
 SUBMIT_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "batch-range": ("A:B", "samples a step, of all workers together, that a policy may choose from (default: its own)"),
@@ -148,9 +151,10 @@ REACH_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "token-file": ("FILE", "with --cluster: the file that holds your token (default: ~/.edl/token)"),
     "ca-file": ("FILE", "with --cluster https://...: who signed its certificate (default: whom this machine trusts)"),
 }
+ON_KUBERNETES: Final = ("pod-template", "kubernetes", "kubernetes-account", "kubeconfig", "kube-context")
 START_GROUPS: Final = {
     "by HTTP": ("http", "http-certificate", "http-key"),
-    "on Kubernetes": ("pod-template", "kubernetes", "kubernetes-account"),
+    "on Kubernetes": ON_KUBERNETES,
 }
 SUBMIT_GROUPS: Final = {"its workers": ("np",), "what the policy goes by": ("batch-range", "priority", "deadline")}
 OF_REACH: Final = frozenset(("EDL_CLUSTER", "EDL_TOKEN_FILE", "EDL_CA_FILE"))  # their variables

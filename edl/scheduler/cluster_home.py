@@ -48,9 +48,11 @@ class HttpGiven(msgspec.Struct, frozen=True):
 
 class KubernetesGiven(msgspec.Struct, frozen=True):
     url: str
-    account: str  # a folder with `token` and `ca.crt`
+    account: str  # a folder with `token` and `ca.crt`; empty: a kubeconfig says who asks
     namespace: str
     template: dict[str, Any]  # the Pod that each worker's is made from
+    kubeconfig: str = ""  # a file
+    context: str = ""  # of the kubeconfig; empty: its current one
 
 
 class ClusterConfig(msgspec.Struct, frozen=True):

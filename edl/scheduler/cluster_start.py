@@ -239,7 +239,7 @@ def _answers(http: HttpGiven) -> bool:
 async def stop(home: ClusterHome, *, kill: bool, say: Say) -> int:
     """Jobs are saved and go, or are killed; then all processes end. Returns how many jobs wait to go on."""
     waiting = 0
-    if not home.living() and not kill and (left := strays(home)):
+    if not home.living() and not kill and (left := await asyncio.to_thread(strays, home)):
         names = ", ".join(one.name for one in left[:8])
         raise EdlError(
             f"the cluster does not run, and {len(left)} of its workers do ({names}): "
@@ -280,10 +280,10 @@ async def _kill_strays(home: ClusterHome) -> None:
     """Kill the workers that the agents have not killed. Raises EdlError."""
     clock = asyncio.get_running_loop().time
     until = clock() + STOP_S
-    while left := strays(home):
+    while left := await asyncio.to_thread(strays, home):
         if clock() > until:
             raise EdlError(f"workers do not end, though they are killed: {', '.join(one.name for one in left[:8])}")
-        _kill(home, left)
+        await asyncio.to_thread(_kill, home, left)
         await asyncio.sleep(LOOK_S)
 
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {".ci", ".github", "benchmarks", "data", "docs", "edl", "examples", "scripts", "tests"}
+FOLDERS = {".ci", ".github", "benchmarks", "data", "deploy", "docs", "edl", "examples", "scripts", "tests"}
 FILES = {
     *(".gitignore", ".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE"),
     *("README.md", "SECURITY.md", "horovod_edl.py", "pyproject.toml", "setup.py"),

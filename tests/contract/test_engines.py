@@ -226,8 +226,10 @@ async def test_another_engine_finds_what_the_first_has_started(played: Played) -
     again.engine.end("lives", kill=False)
     worker, evidence = await again.end()
     assert (worker, evidence.code) == ("lives", -signal.SIGTERM)
-    assert [one.id for one in await played.another().engine.find()] == ["lives"]
-    await again.engine.close()
+    third = played.another()
+    assert [one.id for one in await third.engine.find()] == ["lives"]
+    for one in (again, third):
+        await one.engine.close()
 
 
 async def test_who_is_killed_from_outside_is_told_apart(played: Played) -> None:

@@ -10,11 +10,13 @@ ended, or its grace is over, all that carries its mark is killed, as a namespace
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
 import http.server
 import json
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -25,6 +27,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+import yaml
 
 from edl.launch.job_processes import MARK, signal_marked
 from edl.scheduler.cluster_home import KubernetesGiven
@@ -70,6 +74,44 @@ class FakeKubernetes:
 
     def given(self, template: Json | None = None) -> KubernetesGiven:
         return KubernetesGiven(self.url, str(self.folder), NAMESPACE, copy.deepcopy(template or TEMPLATE))
+
+    def write_kubeconfig(self, path: Path) -> None:
+        """A context for each way in, and for some that lead nowhere; one of a token is the current one."""
+        authority = base64.b64encode((self.folder / "ca.crt").read_bytes()).decode()
+
+        def plugin(version: str, script: str) -> Json:
+            return {"exec": {"apiVersion": f"client.authentication.k8s.io/{version}", "command": "sh",
+                             "args": ["-c", script], "interactiveMode": "Never"}}  # fmt: skip
+
+        def answers(version: str) -> str:
+            """A script that gives the token to who speaks this version."""
+            answer = json.dumps({"kind": "ExecCredential", "status": {"token": TOKEN}})
+            return f"""case $KUBERNETES_EXEC_INFO in *k8s.io/{version}\\"*) echo '{answer}';; esac"""
+
+        users = {
+            "token": {"token": TOKEN},
+            "file": {"tokenFile": str(self.folder / "token")},
+            "plugin-v1": plugin("v1", answers("v1")),
+            "plugin-v1beta1": plugin("v1beta1", answers("v1beta1")),
+            "broken-plugin": plugin("v1beta1", "echo sorry >&2; exit 3"),
+            "empty-plugin": plugin("v1", "echo '{}'"),
+            "wrong-token": {"token": "another"},
+            "certificate": {"client-certificate": "client.crt", "client-key": "client.key"},
+            "no-certificate": {"client-certificate": "nowhere.crt", "client-key": "nowhere.key"},
+        }
+        for name, own in (("client.crt", "ca.crt"), ("client.key", "key.pem")):
+            shutil.copy(self.folder / own, path.parent / name)
+        contexts = [
+            {"name": f"by-{name}", "context": {"cluster": "fake", "user": name, "namespace": NAMESPACE}}
+            for name in users
+        ]
+        cluster = {"certificate-authority-data": authority, "server": self.url}
+        whole = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "by-token", "contexts": contexts,
+            "clusters": [{"name": "fake", "cluster": cluster}],
+            "users": [{"name": name, "user": user} for name, user in users.items()],
+        }  # fmt: skip
+        path.write_text(yaml.safe_dump(whole))
 
     # ------------------------------------------------------------------------------------------------- what tests do
 
@@ -365,7 +407,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if fake.down:
             self.close_connection = True
             return
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+        known = self.connection.getpeercert()  # of a client that has a certificate
+        if not known and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._say(401, refused(401, "Unauthorized", "Unauthorized"))
             return
         fault = next(
@@ -503,6 +546,8 @@ def fake_kubernetes(folder: Path) -> Iterator[FakeKubernetes]:
     server = Server(("127.0.0.1", 0), handler)
     server.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.context.load_cert_chain(folder / "ca.crt", folder / "key.pem")
+    server.context.load_verify_locations(folder / "ca.crt")
+    server.context.verify_mode = ssl.CERT_OPTIONAL
     fake.url = f"https://127.0.0.1:{server.server_address[1]}"
     serving = threading.Thread(target=server.serve_forever, args=[0.05], daemon=True)
     serving.start()

@@ -70,7 +70,7 @@ def pods(tmp_path: Path) -> Iterator[FakeKubernetes]:
 
 @pytest.fixture
 def machines(tmp_path: Path, warm: WarmPython, pods: FakeKubernetes) -> Iterator[tuple[ClusterMachine, ClusterMachine]]:
-    place, template = Path(warm.coordinator()), tmp_path / "worker.json"
+    place, template = Path(warm.coordinator()), tmp_path / "worker.yaml"
     wait(place.exists, "a coordinator")
     template.write_text(json.dumps(TEMPLATE))
     flags = ["--engine", "kubernetes", "--kubernetes", pods.url, "--kubernetes-account", str(pods.folder)]

@@ -18,7 +18,7 @@ from edl.cluster.queue.queue_entries import Submission, WorkerOrder, WorkerWish
 from edl.launch.job_processes import marked
 from edl.scheduler.kubernetes import kubernetes_engine as module
 from edl.scheduler.kubernetes import reconciling
-from edl.scheduler.kubernetes.kubernetes_engine import KubernetesEngine
+from edl.scheduler.kubernetes.kubernetes_engine import KubernetesEngine, left_of
 from edl.scheduler.worker_engine import Start
 from edl.scheduler.worker_folders import WorkerFolders, mark_of
 
@@ -264,3 +264,17 @@ async def test_pods_of_workers_that_were_heard_of_are_removed(played: PodsPlayed
     assert await again.engine.find() == []
     await until(lambda: pods.there() == [])
     await again.engine.close()
+
+
+async def test_what_is_left_of_a_cluster_without_agents_is_found_and_killed(
+    played: PodsPlayed, pods: FakeKubernetes
+) -> None:
+    await played.runs("j-1")
+    await played.start("j-2", "exit 0")
+    await played.end()
+    await played.engine.close()
+    folders = [played.folders[worker] for worker in ("j-1", "j-2")]
+    left = await asyncio.to_thread(left_of, pods.given(), "", folders)
+    assert list(left) == folders[:1]
+    await asyncio.to_thread(left[folders[0]])
+    await until(lambda: not played.processes("j-1"))

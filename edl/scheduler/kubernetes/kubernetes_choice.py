@@ -5,18 +5,27 @@ Owns: what of it is right, and the words for what is not.
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
+import yaml
 
 from edl.errors import ConfigError
 from edl.scheduler.cluster_home import KubernetesGiven, NodeGiven
 from edl.scheduler.engine_registry import wanted
-from edl.scheduler.kubernetes.kubernetes_api import ACCOUNT, KubernetesApi, KubernetesError, address_of, found_here
+from edl.scheduler.kubernetes.kubernetes_api import (
+    ACCOUNT,
+    KubernetesApi,
+    KubernetesError,
+    ask_once,
+    checked_server,
+    context_of,
+    found_here,
+)
 from edl.scheduler.kubernetes.pods import KubernetesNode, node_of
 
 NAMED = "--pod-template"
@@ -57,39 +66,69 @@ class PodShape(msgspec.Struct):
     metadata: PodMeta = msgspec.field(default_factory=PodMeta)
 
 
-def given_of(url: str | None, account: str | None, template: str | None, environ: Mapping[str, str]) -> KubernetesGiven:
-    """Raises ConfigError."""
-    where = url or found_here(environ)
+class KubernetesFlags(msgspec.Struct, frozen=True):
+    """What a command line says of it; None: nothing."""
+
+    template: str | None = None
+    url: str | None = None
+    account: str | None = None
+    kubeconfig: str | None = None
+    context: str | None = None
+
+
+def given_of(flags: KubernetesFlags, environ: Mapping[str, str]) -> KubernetesGiven:
+    """Return the API server and who asks it: a service account, where its address is given or this is a Pod; else a
+    context of a kubeconfig. Raises ConfigError.
+    """
+    if (flags.url or flags.account) and (flags.kubeconfig or flags.context):
+        raise ConfigError("--kubernetes names a service account's server, --kubeconfig a context's: give one of them")
+    template = template_of(flags.template)
+    where = None if flags.kubeconfig or flags.context else flags.url or found_here(environ)
     if where is None:
-        raise ConfigError(
-            "--engine kubernetes: this is no Pod: name the API server by --kubernetes https://HOST:PORT, and a folder "
-            "with a service account's token and ca.crt by --kubernetes-account"
-        )
-    address_of(where)
-    folder = Path(account or ACCOUNT).absolute()
+        return _of_kubeconfig(flags, environ, template)
+    url = checked_server("--kubernetes", where)
+    folder = Path(flags.account or ACCOUNT).absolute()
     try:
         namespace = (folder / "namespace").read_text().strip()
         for name in ("token", "ca.crt"):
             (folder / name).read_bytes()
     except OSError as error:
         raise ConfigError(f"--kubernetes-account {folder}: {error.filename}: {error.strerror}") from None
-    return KubernetesGiven(where, str(folder), namespace, template_of(template))
+    return KubernetesGiven(url, str(folder), namespace, template)
+
+
+def _of_kubeconfig(flags: KubernetesFlags, environ: Mapping[str, str], template: dict[str, Any]) -> KubernetesGiven:
+    """Raises ConfigError."""
+    known = flags.kubeconfig or environ.get("KUBECONFIG")
+    if known is not None and ":" in known:
+        raise ConfigError(f"KUBECONFIG={known}: several files: name one by --kubeconfig FILE")
+    path = Path(known).absolute() if known else Path.home() / ".kube" / "config"
+    if not known and not path.exists():
+        raise ConfigError(
+            "--engine kubernetes: this is no Pod, and there is no ~/.kube/config: name a kubeconfig by --kubeconfig "
+            "FILE, or the API server by --kubernetes https://HOST:PORT and a service account by --kubernetes-account"
+        )
+    config, _ = context_of(str(path), flags.context or "")
+    url = checked_server(f"--kubeconfig {path}:", config.cluster.server, with_path=True)
+    return KubernetesGiven(url, "", config.namespace, template, str(path), config.context_name)
 
 
 def template_of(path: str | None) -> dict[str, Any]:
-    """Raises ConfigError."""
+    """Return a Pod that a file has as YAML, or as JSON, which is YAML too. Raises ConfigError."""
     if path is None:
-        raise ConfigError(f"--engine kubernetes needs {NAMED} FILE: `edl cluster manifests` prints one, as worker.json")
+        raise ConfigError(f"--engine kubernetes needs {NAMED} FILE: `edl cluster manifests` prints one, as worker.yaml")
     try:
-        text = Path(path).read_bytes()
-        shape = msgspec.json.decode(text, type=PodShape)
+        told = yaml.safe_load(Path(path).read_text())
+        shape = msgspec.convert(told, PodShape)
     except OSError as error:
         raise ConfigError(f"{NAMED} {path}: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
-        raise ConfigError(f"{NAMED} {path}: is no Pod as JSON: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{NAMED} {path}: is no YAML: {' '.join(str(error).split())}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{NAMED} {path}: is no Pod: {error}") from None
     if shape.kind != "Pod" or not shape.spec.containers:
         raise ConfigError(f"{NAMED} {path}: must be a Pod with a container, and is a {shape.kind}")
-    found: dict[str, Any] = json.loads(text)
+    found: dict[str, Any] = msgspec.to_builtins(told)
     return found
 
 
@@ -115,10 +154,13 @@ def kubernetes_nodes(given: KubernetesGiven, text: str | None, *, own_coordinato
             "--engine kubernetes: Pods do not reach the ZooKeeper that a cluster brings: name one that they reach by "
             "--coordinator HOST:PORT or etcd://HOST:PORT"
         )
-    api = KubernetesApi(given)
+
+    async def seen(api: KubernetesApi) -> list[dict[str, Any]]:
+        await api.pods("edl/agent=none")  # may it?
+        return await api.nodes()
+
     try:
-        api.pods("edl/agent=none")
-        known = {node.name: node for node in map(node_of, api.nodes())}
+        known = {node.name: node for node in map(node_of, ask_once(given, seen))}
     except KubernetesError as error:
         raise ConfigError(f"--engine kubernetes: {error}") from None
     resource, each = devices_of(given.template)
@@ -148,6 +190,6 @@ def _is_here(given: KubernetesGiven) -> bool:
     """Tell whether the API server is at this machine and Pods have their machine's network: they reach what listens
     here.
     """
-    _, host, _ = address_of(given.url)
+    host = urlsplit(given.url).hostname
     shared = msgspec.convert(given.template, PodShape).spec.hostNetwork
     return shared and host in {"127.0.0.1", "::1", "localhost", socket.gethostname()}

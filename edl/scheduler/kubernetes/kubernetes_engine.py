@@ -5,7 +5,7 @@ of them and the Pods see the same folders. A worker is gone when Kubernetes says
 have ended, or that there is none of the name any more.
 
 Owns: the loop that sees Pods, asks for them, and tells of ends. Does not own: what is to be asked (`reconciling`), the
-words (`pods`), the calls (`api`), nor what is started when.
+words (`pods`), the calls (`kubernetes_api`), nor what is started when.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from edl.scheduler.kubernetes.kubernetes_api import (
     KubernetesRefused,
     PodEvent,
     WatchExpired,
-    WatchLink,
+    ask_once,
 )
 from edl.scheduler.kubernetes.pods import AGENT_LABEL, PodSeen, agent_mark, node_of, pod_for, pod_of
 from edl.scheduler.kubernetes.reconciling import (
@@ -79,7 +78,6 @@ class KubernetesEngine:
         self._seen: dict[str, PodSeen] = {}
         self._heard: set[str] = set()
         self._wake = asyncio.Event()
-        self._link = WatchLink()
         self._dumb = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -136,10 +134,10 @@ class KubernetesEngine:
         self._wake.set()
 
     async def close(self) -> None:
-        self._link.cut()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._api.close()
 
     # --------------------------------------------------------------------------------------------------------- seeing
 
@@ -155,7 +153,7 @@ class KubernetesEngine:
     async def _look(self) -> str:
         """List all Pods; return the version from which on they can be watched."""
         before = set(self._seen)  # one that is made meanwhile may be missing in the list
-        told, version = await asyncio.to_thread(self._api.pods, f"{AGENT_LABEL}={self._mark}")
+        told, version = await self._api.pods(f"{AGENT_LABEL}={self._mark}")
         pods = [pod for pod in map(pod_of, told) if pod is not None]
         for pod in pods:
             self._see(pod)
@@ -191,9 +189,10 @@ class KubernetesEngine:
     async def _watch(self, version: str) -> str:
         """Hear events until the watch ends. Return the version of the next watch; empty: the version has expired."""
         try:
-            async for event in self._events(version):
-                version = event.version or version
-                self._hear(event)
+            async with contextlib.aclosing(self._api.watch(f"{AGENT_LABEL}={self._mark}", version)) as events:
+                async for event in events:
+                    version = event.version or version
+                    self._hear(event)
         except WatchExpired:
             return ""
         return version
@@ -207,36 +206,8 @@ class KubernetesEngine:
             del self._seen[pod.worker]
         self._wake.set()
 
-    async def _events(self, version: str) -> AsyncIterator[PodEvent]:
-        """Yield the events of one watch. A daemon thread waits for them, so that a silent watch holds up nothing."""
-        loop, link = asyncio.get_running_loop(), WatchLink()
-        events: asyncio.Queue[PodEvent | EdlError | None] = asyncio.Queue()
-        self._link = link
-
-        def put(word: PodEvent | EdlError | None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(events.put_nowait, word)
-
-        def read() -> None:
-            try:
-                for event in self._api.watch(f"{AGENT_LABEL}={self._mark}", version, link):
-                    put(event)
-            except EdlError as error:
-                put(error)
-            else:
-                put(None)
-
-        threading.Thread(target=read, name=f"watch of {self._name}", daemon=True).start()
-        try:
-            while (word := await events.get()) is not None:
-                if isinstance(word, EdlError):
-                    raise word
-                yield word
-        finally:
-            link.cut()
-
     async def _look_at_node(self) -> None:
-        told = await asyncio.to_thread(self._api.node, self._name)
+        told = await self._api.node(self._name)
         node = node_of(told or {})
         if node.gives != self._node.gives:
             logger.info("node %s %s, says Kubernetes", self._name, "takes Pods" if node.gives else "takes no Pods")
@@ -274,7 +245,7 @@ class KubernetesEngine:
                 await self._make(worker)
             case EndPod(worker, pod, grace_s):
                 self._change(worker, not_before=asyncio.get_running_loop().time() + AGAIN_S)
-                await asyncio.to_thread(self._api.end, pod.name, pod.uid, grace_s)
+                await self._api.end(pod.name, pod.uid, grace_s)
                 self._change(worker, not_before=0.0, grace_s=grace_s)
             case ForgoPod(worker, reason):
                 if self._folders.withdraw(worker):
@@ -286,7 +257,7 @@ class KubernetesEngine:
         if worker not in self._starts:  # of an agent before this one, who has made it
             return
         try:
-            told = await asyncio.to_thread(self._api.make, self._starts[worker])
+            told = await self._api.make(self._starts[worker])
         except KubernetesRefused as refused:
             self._folders.withdraw(worker)
             self._change(worker, refused=str(refused))
@@ -344,14 +315,22 @@ class KubernetesEngine:
 
 def left_of(given: KubernetesGiven, cluster: str, folders: Iterable[Path]) -> dict[Path, Callable[[], None]]:
     """Return the workers whose Pods are there and not over, each with the call that kills it. Raises EdlError."""
-    api = KubernetesApi(given)
     found: dict[Path, Callable[[], None]] = {}
     marks = {agent_mark(cluster, str(folder.parent)) for folder in folders}
-    for mark in marks:
-        told, _ = api.pods(f"{AGENT_LABEL}={mark}")
-        pods = {pod.worker: pod for pod in map(pod_of, told) if pod is not None and not pod.over}
-        for folder in folders:
-            if folder.name in pods and agent_mark(cluster, str(folder.parent)) == mark:
-                pod = pods[folder.name]
-                found[folder] = functools.partial(api.end, pod.name, pod.uid, KILL_GRACE_S)
+
+    async def listed(api: KubernetesApi) -> dict[str, dict[str, PodSeen]]:
+        """Return the Pods of each mark, by worker."""
+        told = {mark: (await api.pods(f"{AGENT_LABEL}={mark}"))[0] for mark in marks}
+        return {mark: {pod.worker: pod for pod in map(pod_of, pods) if pod is not None} for mark, pods in told.items()}
+
+    seen = ask_once(given, listed) if marks else {}
+    for folder in folders:
+        pod = seen[agent_mark(cluster, str(folder.parent))].get(folder.name)
+        if pod is not None and not pod.over:
+            found[folder] = functools.partial(_kill, given, pod)
     return found
+
+
+def _kill(given: KubernetesGiven, pod: PodSeen) -> None:
+    """Raises ConfigError, KubernetesError."""
+    ask_once(given, lambda api: api.end(pod.name, pod.uid, KILL_GRACE_S))

@@ -3,18 +3,16 @@
 Two schedulers' Pods, each with all that a cluster on one machine has; one acts for a node at a time. The queue is in an
 etcd of its own, or in a coordinator that is given. They and the workers share a volume: EDL_HOME.
 
-Owns: what is in them, and their form as YAML, so that printing them needs no other package. Does not own: how a
-worker's Pod is made from its template (`pods`).
+Owns: what is in them. Does not own: how a worker's Pod is made from its template (`pods`).
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
+import yaml
 
 from edl.coordination.etcd.etcd_program import HISTORY
 from edl.scheduler.cluster_home import OWN
@@ -23,7 +21,7 @@ HOME: Final = "/edl"
 OWN_FOLDER: Final = "/run/edl"
 
 TLS: Final = "/run/secrets/edl-tls"
-WORKER_FILE: Final = "worker.json"
+WORKER_FILE: Final = "worker.yaml"
 HTTP_PORT, ETCD_PORT, ETCD_PEERS = 8443, 2379, 2380
 ETCD_VOLUME_GIB: Final = 8
 Json = dict[str, Any]
@@ -151,7 +149,7 @@ def _volume(wanted: ManifestsWanted) -> Json:
 
 
 def _config(wanted: ManifestsWanted) -> Json:
-    text = json.dumps(worker_template(wanted), indent=2) + "\n"
+    text = as_yaml([worker_template(wanted)])
     return {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(wanted, "edl-worker"), "data": {WORKER_FILE: text},
     }  # fmt: skip
@@ -290,35 +288,35 @@ def _environ(wanted: ManifestsWanted) -> dict[str, str]:
     return {"EDL_HOME": HOME, OWN: OWN_FOLDER, **({} if wanted.coordinator else tls)}
 
 
-PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9./-]{3,}")
+def kustomize_base(wanted: ManifestsWanted) -> dict[str, str]:
+    """Return the files of a Kustomize base. An overlay can replace the worker's template, a file of its own."""
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": wanted.namespace,
+        "resources": ["edl.yaml"],
+        "configMapGenerator": [{"name": "edl-worker", "files": [WORKER_FILE]}],
+    }
+    return {
+        "kustomization.yaml": as_yaml([kustomization]),
+        "edl.yaml": as_yaml(one for one in manifests(wanted) if one["kind"] != "ConfigMap"),
+        WORKER_FILE: as_yaml([worker_template(wanted)]),
+    }
+
+
+class _Blocks(yaml.SafeDumper):
+    """Writes a text of several lines as a block, and an equal part each time in full: for people to read."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's signature
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Blocks.add_representer(str, _text)
 
 
 def as_yaml(documents: Iterable[Any]) -> str:
-    """Write values as YAML. Texts, of ASCII, are quoted as JSON quotes them, which YAML reads alike."""
-    return "---\n".join("\n".join(_lines(one)) + "\n" for one in documents)
-
-
-def _lines(value: Any) -> list[str]:
-    if isinstance(value, dict) and value:
-        return [line for key, one in value.items() for line in _under(f"{_key(key)}:", one)]
-    if isinstance(value, list) and value:
-        return [line for one in value for line in _item(one)]
-    return [json.dumps(value, ensure_ascii=False)]
-
-
-def _under(head: str, value: Any) -> list[str]:
-    if isinstance(value, str) and "\n" in value.rstrip("\n") and value.endswith("\n") and not value.startswith(" "):
-        return [f"{head} |", *(f"  {line}" if line else "" for line in value.split("\n")[:-1])]
-    if isinstance(value, dict | list) and value:
-        return [head, *(f"  {line}" for line in _lines(value))]
-    return [f"{head} {_lines(value)[0]}"]
-
-
-def _item(value: Any) -> list[str]:
-    first, *rest = _lines(value)
-    return [f"- {first}", *(f"  {line}" for line in rest)]
-
-
-def _key(key: str) -> str:
-    """YAML takes a few plain words, such as `no`, for something else."""
-    return key if PLAIN.fullmatch(key) and key.lower() not in {"true", "false", "null"} else json.dumps(key)
+    return yaml.dump_all(documents, Dumper=_Blocks, sort_keys=False, width=120)

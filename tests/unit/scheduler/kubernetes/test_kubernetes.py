@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from fake_kubernetes import TEMPLATE, FakeKubernetes, fake_kubernetes
 
 from edl.cluster.queue.end_causes import EndEvidence, classify
@@ -19,11 +22,12 @@ from edl.scheduler.kubernetes.kubernetes_api import (
     KubernetesError,
     KubernetesRefused,
     WatchExpired,
-    address_of,
+    ask_once,
+    checked_server,
     found_here,
     refusal,
 )
-from edl.scheduler.kubernetes.kubernetes_choice import devices_of, given_of, kubernetes_nodes
+from edl.scheduler.kubernetes.kubernetes_choice import KubernetesFlags, devices_of, given_of, kubernetes_nodes
 from edl.scheduler.kubernetes.pods import PodSeen, agent_mark, node_of, pod_for, pod_name, pod_of
 from edl.scheduler.kubernetes.reconciling import (
     KILL_GRACE_S,
@@ -275,11 +279,11 @@ def test_watches_that_end_at_once_are_asked_for_ever_more_slowly() -> None:
 )
 def test_addresses_that_are_none(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        address_of(url)
+        checked_server("--kubernetes", url)
 
 
 def test_localhost_is_where_kubectl_proxy_listens() -> None:
-    assert address_of("http://localhost:8001") == (False, "127.0.0.1", 8001)
+    assert checked_server("--kubernetes", "http://localhost:8001") == "http://127.0.0.1:8001"
 
 
 def test_a_pod_knows_its_api_server() -> None:
@@ -288,7 +292,7 @@ def test_a_pod_knows_its_api_server() -> None:
     )
     assert found_here({"KUBERNETES_SERVICE_HOST": "fd00::1"}) == "https://[fd00::1]:443"
     assert found_here({}) is None
-    assert address_of("https://[fd00::1]:443") == (True, "fd00::1", 443)
+    assert checked_server("--kubernetes", "https://[fd00::1]:443") == "https://[fd00::1]:443"
 
 
 def template_with(**resources: Any) -> dict[str, Any]:
@@ -343,7 +347,7 @@ def test_a_token_that_opens_nothing_is_said_to(kubernetes: FakeKubernetes, tmp_p
     with pytest.raises(ConfigError, match="Unauthorized"):
         kubernetes_nodes(other, None, own_coordinator=False)
     (tmp_path / "token").write_text((Path(given.account) / "token").read_text())  # Kubernetes renews it
-    assert KubernetesApi(other).nodes()
+    assert ask_once(other, KubernetesApi.nodes)
 
 
 def test_a_server_that_another_authority_has_signed_is_not_told_the_token(
@@ -352,7 +356,7 @@ def test_a_server_that_another_authority_has_signed_is_not_told_the_token(
     with fake_kubernetes(tmp_path) as other:
         wrong = KubernetesGiven(other.url, kubernetes.given().account, "research", TEMPLATE)
         with pytest.raises(KubernetesError, match="CERTIFICATE_VERIFY_FAILED"):
-            KubernetesApi(wrong).nodes()
+            ask_once(wrong, KubernetesApi.nodes)
         assert other.asked == []
 
 
@@ -360,25 +364,148 @@ def test_a_server_that_another_authority_has_signed_is_not_told_the_token(
     ("text", "said"),
     [
         (None, "needs --pod-template FILE"),
-        ("{", "is no Pod as JSON"),
+        ("{", "is no YAML"),
+        ("1", "is no Pod: Expected"),
         ('{"kind": "Deployment", "spec": {"containers": [{"image": "x"}]}}', "and is a Deployment"),
         ('{"spec": {"containers": []}}', "a Pod with a container"),
         ('{"spec": {"containers": [{"name": "x"}]}}', "image"),
     ],
 )
 def test_templates_that_are_none(kubernetes: FakeKubernetes, tmp_path: Path, text: str | None, said: str) -> None:
-    path = tmp_path / "worker.json"
+    path = tmp_path / "worker.yaml"
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        given_of(kubernetes.url, kubernetes.given().account, None if text is None else str(path), {})
+        flagged(kubernetes, None if text is None else str(path))
 
 
-def test_what_is_given_is_found(kubernetes: FakeKubernetes, tmp_path: Path) -> None:
-    path = tmp_path / "worker.json"
-    path.write_text(json.dumps(TEMPLATE))
-    assert given_of(kubernetes.url, kubernetes.given().account, str(path), {}) == kubernetes.given()
-    with pytest.raises(ConfigError, match="this is no Pod"):
-        given_of(None, None, str(path), {})
+def flagged(
+    kubernetes: FakeKubernetes, template: str | None, *, url: str | None = None, account: str | None = None
+) -> KubernetesGiven:
+    account = account or kubernetes.given().account
+    return given_of(KubernetesFlags(template, url or kubernetes.url, account), {})
+
+
+def write_template(folder: Path, text: str | None = None) -> str:
+    path = folder / "worker.yaml"
+    path.write_text(text or yaml.safe_dump(TEMPLATE))
+    return str(path)
+
+
+@pytest.mark.parametrize("form", [json.dumps(TEMPLATE), yaml.safe_dump(TEMPLATE)])
+def test_what_is_given_is_found(kubernetes: FakeKubernetes, tmp_path: Path, form: str) -> None:
+    path = write_template(tmp_path, form)
+    assert flagged(kubernetes, path) == kubernetes.given()
     with pytest.raises(ConfigError, match=r"nowhere.*No such file"):
-        given_of(kubernetes.url, "/nowhere", str(path), {})
+        flagged(kubernetes, path, account="/nowhere")
+
+
+def test_a_pod_asks_as_its_account_and_others_as_their_kubeconfig_says(
+    kubernetes: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, monkeypatched = write_template(tmp_path), monkeypatch.setenv("HOME", str(tmp_path))
+    assert monkeypatched is None
+    with pytest.raises(ConfigError, match=r"this is no Pod, and there is no ~/.kube/config"):
+        given_of(KubernetesFlags(path), {})
+    (tmp_path / ".kube").mkdir()
+    kubernetes.write_kubeconfig(tmp_path / ".kube" / "config")
+    found = given_of(KubernetesFlags(path), {})
+    assert (found.url, found.namespace, found.context) == (kubernetes.url, "research", "by-token")
+    inside = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    account = kubernetes.given().account
+    assert given_of(KubernetesFlags(path, account=account), inside).url == "https://10.0.0.1:443"
+    assert given_of(KubernetesFlags(path, context="by-token"), inside) == found
+
+
+# ---------------------------------------------------------------------------------------------------- who is asking
+
+
+@pytest.fixture
+def kubeconfig(kubernetes: FakeKubernetes, tmp_path: Path) -> Path:
+    kubernetes.write_kubeconfig(tmp_path / "config")
+    return tmp_path / "config"
+
+
+def asked_by(kubeconfig: Path, context: str | None = None) -> list[str]:
+    """Names of nodes, as a context of the kubeconfig is told them."""
+    template = write_template(kubeconfig.parent)
+    given = given_of(KubernetesFlags(template, kubeconfig=str(kubeconfig), context=context), {})
+    return [node["metadata"]["name"] for node in ask_once(given, KubernetesApi.nodes)]
+
+
+@pytest.mark.parametrize("context", [None, "by-token", "by-file", "by-plugin-v1", "by-plugin-v1beta1"])
+def test_each_way_of_a_kubeconfig_opens_the_server(kubeconfig: Path, context: str | None) -> None:
+    assert "n1" in asked_by(kubeconfig, context)
+
+
+def test_a_client_certificate_opens_the_server_and_is_found_beside_the_kubeconfig(
+    kubernetes: FakeKubernetes, kubeconfig: Path
+) -> None:
+    assert "n1" in asked_by(kubeconfig, "by-certificate")
+    with pytest.raises(ConfigError, match=r"config: .*cannot be read"):
+        asked_by(kubeconfig, "by-no-certificate")
+
+
+@pytest.mark.parametrize(
+    ("context", "said"),
+    [
+        ("by-broken-plugin", "returned 3: sorry"),
+        ("by-empty-plugin", "gave no token"),
+        ("by-wrong-token", "Unauthorized"),
+    ],
+)
+def test_who_is_not_let_in_is_told_why(kubeconfig: Path, context: str, said: str) -> None:
+    with pytest.raises(KubernetesError, match=said):
+        asked_by(kubeconfig, context)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("current-context: by-token", "current-context: other", "Context 'other' not found"),
+        ("server: https:", "server: ftp:", "must be the API server's address"),
+        ("server: https://127.0.0.1", "server: http://10.0.0.1", "in the clear"),
+        ("clusters:", "clouds:", "is no kubeconfig"),
+        ("clusters:", "clusters: [", "is no YAML"),
+        ("server: ", "tls-server-name: x\n    server: ", "tls-server-name is not supported"),
+    ],
+)
+def test_kubeconfigs_that_are_none(kubeconfig: Path, old: str, new: str, said: str) -> None:
+    text = kubeconfig.read_text()
+    assert old in text
+    kubeconfig.write_text(text.replace(old, new))
+    with pytest.raises(ConfigError, match=said) as caught:
+        asked_by(kubeconfig)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_flags_that_contradict_each_other_and_files_that_are_not_there(
+    kubernetes: FakeKubernetes, tmp_path: Path
+) -> None:
+    path = write_template(tmp_path)
+    with pytest.raises(ConfigError, match="give one of them"):
+        given_of(KubernetesFlags(path, kubernetes.url, kubeconfig="config"), {})
+    with pytest.raises(ConfigError, match="nowhere: No such file"):
+        given_of(KubernetesFlags(path, kubeconfig="/nowhere"), {})
+    with pytest.raises(ConfigError, match=r"KUBECONFIG=a:b: several files"):
+        given_of(KubernetesFlags(path), {"KUBECONFIG": "a:b"})
+
+
+def test_the_proxy_of_a_kubeconfig_is_asked(kubeconfig: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        text = kubeconfig.read_text().replace("    server: ", f"    proxy-url: {address}\n    server: ")
+        kubeconfig.write_text(text)
+        heard: list[bytes] = []
+
+        def hear() -> None:
+            line, _ = proxy.accept()
+            with line:
+                heard.append(line.recv(100))
+
+        hearing = threading.Thread(target=hear)
+        hearing.start()
+        with pytest.raises(KubernetesError):
+            asked_by(kubeconfig)
+        hearing.join()
+    assert heard[0].startswith(b"CONNECT 127.0.0.1:")
