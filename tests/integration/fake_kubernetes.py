@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
@@ -40,6 +40,19 @@ TEMPLATE: dict[str, Any] = {
     "kind": "Pod",
     "metadata": {"labels": {"app": "edl-worker"}},
     "spec": {"terminationGracePeriodSeconds": 20, "containers": [{"name": "worker", "image": "training:1"}]},
+}
+KNOWN: Final = [
+    {"name": "pods", "singularName": "pod", "namespaced": True, "kind": "Pod", "shortNames": ["po"]},
+    {"name": "nodes", "singularName": "node", "namespaced": False, "kind": "Node", "shortNames": ["no"]},
+]
+DISCOVERED: Final[dict[str, dict[str, Any]]] = {  # what kubectl asks for first
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    "/api/v1": {
+        "kind": "APIResourceList",
+        "groupVersion": "v1",
+        "resources": [{**one, "verbs": ["get", "list", "watch", "create", "delete"]} for one in KNOWN],
+    },
 }
 EVICTED_AFTER_S = 0.5  # of a node that is not ready: 300 in Kubernetes
 Json = dict[str, Any]
@@ -431,8 +444,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self, path: str, asked: dict[str, str], body: Json) -> tuple[int, Json]:  # noqa: PLR0911 - a table
         fake, pods = self.fake, f"/api/v1/namespaces/{NAMESPACE}/pods"
         name = path.rpartition("/")[2]
+        if path in DISCOVERED:
+            return 200, DISCOVERED[path]
         if path == "/api/v1/nodes":
-            return 200, {"items": list(fake.nodes.values())}
+            return 200, {"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": list(fake.nodes.values())}
         if path.startswith("/api/v1/nodes/"):
             return (200, fake.nodes[name]) if name in fake.nodes else (404, refused(404, "NotFound", "no node"))
         if path == pods and self.command == "POST":
@@ -440,9 +455,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if path == pods:
             with fake.changed:
                 items = [copy.deepcopy(one) for one in fake.objects.values() if fits(one, asked)]
-                return 200, {"kind": "PodList", "metadata": {"resourceVersion": str(fake.version)}, "items": items}
+                return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": str(fake.version)}, "items": items}
         if path.startswith(f"{pods}/") and self.command == "DELETE":
-            return fake.end(name, body["gracePeriodSeconds"], body.get("preconditions", {}).get("uid"))
+            grace_s = body.get("gracePeriodSeconds", TEMPLATE["spec"]["terminationGracePeriodSeconds"])
+            return fake.end(name, grace_s, body.get("preconditions", {}).get("uid"))
         if path.startswith(f"{pods}/") and name in fake.objects:
             return 200, fake.objects[name]
         return 404, refused(404, "NotFound", f'"{path}" not found')

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from fake_kubernetes import fake_kubernetes
 from pace import patient
+
+from tests.soaks.migrate_job import MovedJob
+from tests.soaks.wired_net import why_no_wires
 
 pytest.importorskip("torch")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "docs").glob("tutorial-*.md"))
+KUBERNETES, SPOT = ROOT / "docs" / "tutorial-kubernetes.md", ROOT / "docs" / "tutorial-spot.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 KINDS = re.compile(r"^[\d:.]+ +(\w+) ", re.MULTILINE)  # in lines of `edl events`
 MOMENT_S = 60.0
@@ -25,7 +31,7 @@ MOMENT_S = 60.0
 class Typist:
     """A reader in one shell after the other, in a clone of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **environ: str) -> None:
         self._clone = folder / "clone"
         self._clone.mkdir()
         for name in ("data", "examples"):
@@ -33,7 +39,7 @@ class Typist:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._environ = {**clean, "EDL_HOME": str(folder / "home"), "PATH": path, "PYTHONPATH": str(ROOT)}
-        self._environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        self._environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environ}
 
     def read(self, page: Path) -> int:
         """Type all of a page; return how many blocks were typed."""
@@ -70,7 +76,7 @@ class Typist:
         self._shell("edl cluster stop || true")
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [page for page in TUTORIALS if page != KUBERNETES], ids=lambda page: page.stem)
 def test_a_tutorial_can_be_typed_as_it_is_written(tmp_path, page) -> None:
     typist = Typist(tmp_path)
     try:
@@ -79,5 +85,43 @@ def test_a_tutorial_can_be_typed_as_it_is_written(tmp_path, page) -> None:
         typist.end()
 
 
-def test_there_are_three() -> None:
-    assert [page.stem for page in TUTORIALS] == ["tutorial-classifier", "tutorial-spot", "tutorial-team"]
+def test_the_tutorial_of_kubernetes_can_be_typed_where_pods_are_processes(tmp_path, warm) -> None:
+    if not shutil.which("kubectl"):
+        pytest.skip("there is no kubectl")
+    place = Path(warm.coordinator())
+    until = time.monotonic() + patient(MOMENT_S)
+    while not place.exists():
+        assert time.monotonic() < until, "no coordinator"
+        time.sleep(0.1)
+    with fake_kubernetes(tmp_path / "account") as pods:
+        for node in ("n1", "n2"):
+            pods.add_node(node, cpus=2)
+        pods.write_kubeconfig(tmp_path / "config")
+        coordinator = f"{place.read_text().strip()}/{tmp_path.name}"
+        typist = Typist(tmp_path, KUBECONFIG=str(tmp_path / "config"), EDL_COORDINATOR=coordinator)
+        try:
+            assert typist.read(KUBERNETES) == 4
+            assert pods.count("POST") == 3 and len(pods.deleted) >= 1
+        finally:
+            typist.end()
+
+
+@pytest.mark.skipif(bool(why_no_wires()), reason=why_no_wires() or "-")
+def test_the_migration_of_the_tutorial_takes_a_job_to_the_other_host(tmp_path) -> None:
+    """Its lines, each on the host before its prompt: network namespaces of this machine."""
+    lines = re.findall(r"^(node\d)\$ (.*)$", SPOT.read_text(), re.MULTILINE)
+    assert len(lines) >= 4
+    with MovedJob(tmp_path, names=("zk1", "node1", "node2")) as hosts:
+        for name in ("data", "examples"):
+            (tmp_path / name).symlink_to(ROOT / name)
+        path = f"PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={ROOT}"
+        for host, line in lines:
+            done = hosts.run_there("bash", "-ec", f"cd {tmp_path}; export {path}; unset EDL_JOB; {line}", host=host)
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}{hosts.story()}"
+    moved = re.search(r"has left (\S+); its survivors paused for", done.stdout)
+    assert moved and moved[1] == "node1", done.stdout
+
+
+def test_there_are_four() -> None:
+    names = ["classifier", "kubernetes", "spot", "team"]
+    assert [page.stem for page in TUTORIALS] == [f"tutorial-{name}" for name in names]

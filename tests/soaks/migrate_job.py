@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,17 @@ EDL = (sys.executable, "-c", "import sys; from horovod_edl import main; sys.exit
 class MovedJob:
     """A context: its processes and hosts are gone with it."""
 
-    def __init__(self, folder: Path, mb: int = 0, *flags: str) -> None:
+    def __init__(self, folder: Path, mb: int = 0, *flags: str, names: Sequence[str] = (SERVER, OLD, NEW)) -> None:
+        """`names`: of the hosts; the first has the ZooKeeper."""
         self.folder = folder
-        self._network = WiredNetwork((SERVER, OLD, NEW))
+        self._network = WiredNetwork(names)
         self.hosts = {host.name: host for host in self._network.hosts}
         self._flags = flags
         self._worker = (sys.executable, "-m", "tests.soaks.migrate_worker", str(folder), "--mb", str(mb))
         (folder / "secret").write_text(os.urandom(16).hex())
         (folder / "secret").chmod(0o600)
-        self._server = Server(folder / "zookeeper", self.hosts[SERVER])
-        self._coordinator = f"{self.hosts[SERVER].address}:{self._server.port}"
+        self._server = Server(folder / "zookeeper", self.hosts[names[0]])
+        self._coordinator = f"{self.hosts[names[0]].address}:{self._server.port}"
         self.launches: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> MovedJob:
