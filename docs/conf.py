@@ -30,6 +30,22 @@ COMMANDS = (
 )
 TYPED = re.compile(rf"^```\n(?=(?:#.*\n|\w+=\S+ )*(?:{COMMANDS}) )", re.MULTILINE)
 
+# A listing for each framework, one after the other under headings that begin so, becomes a tab of one set.
+TABS = re.compile(r"(?:^#### (?:PyTorch|TensorFlow|Keras).*\n(?:(?!#{1,4} ).*\n)+){2,}", re.MULTILINE)
+TAB = re.compile(r"^#### (.*)\n((?:(?!#{1,4} ).*\n)+)", re.MULTILINE)
+# Names of others that docstrings show as code lead to their own documentation.
+ELSEWHERE = {
+    "torch.utils.data.DataLoader": "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.DataLoader",
+    "torch.optim.Optimizer": "https://docs.pytorch.org/docs/stable/optim.html#torch.optim.Optimizer",
+    "DistributedDataParallel": (
+        "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
+    ),
+    "tf.data.Dataset": "https://www.tensorflow.org/api_docs/python/tf/data/Dataset",
+    "tf.GradientTape": "https://www.tensorflow.org/api_docs/python/tf/GradientTape",
+    "tf.function": "https://www.tensorflow.org/api_docs/python/tf/function",
+}
+NAMED_ELSEWHERE = re.compile(rf"(?<![`\w\[])`({'|'.join(map(re.escape, ELSEWHERE))})`(?![`\w\]])")
+
 project = "edl"
 release = edl.__version__
 html_title = f"edl {release}"
@@ -37,9 +53,12 @@ html_theme = "furo"
 html_extra_path = ["site"]
 root_doc = "README"  # as a git host shows it
 exclude_patterns = ["site"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4  # links to headings as a git host makes them
+nb_execution_mode = "off"  # notebooks are shown as they were run; a test runs them
+copybutton_exclude = ".linenos, .gp, .go"  # of a session the lines that are typed
 highlight_language = "none"
 
 # Frameworks are not imported, nor what holds a ring of theirs: the docstrings are all that is wanted.
@@ -66,6 +85,24 @@ def complete(app: Sphinx, page: str, text: list[str]) -> None:  # noqa: ARG001 -
     if page == "api":
         text[0] = re.sub(r"^## `(edl[.\w]+)`$.*?(?=^## |\Z)", listed, text[0], flags=re.DOTALL | re.MULTILINE)
     text[0] = TYPED.sub("```bash\n", text[0])
+    text[0] = TABS.sub(lambda found: tab_set(found[0]), text[0])
+    text[0] = NAMED_ELSEWHERE.sub(lambda name: f"[`{name[1]}`]({ELSEWHERE[name[1]]})", text[0])
+
+
+def tab_set(sections: str) -> str:
+    """Return sections as tabs; a reader's choice holds on all pages."""
+    tabs = [
+        f"::::{{tab-item}} {title}\n:sync: {title.split()[0].rstrip(',')}\n\n{body.strip()}\n::::\n"
+        for title, body in TAB.findall(sections)
+    ]
+    return ":::::{tab-set}\n" + "\n".join(tabs) + ":::::\n\n"
+
+
+def link(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:  # noqa: ARG001 - Sphinx's signature
+    """Link names of frameworks in a docstring to the frameworks' own pages."""
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...")):
+            lines[number] = NAMED_ELSEWHERE.sub(lambda name: f"`{name[1]} <{ELSEWHERE[name[1]]}>`__", line)
 
 
 def captioned(section: re.Match[str]) -> str:
@@ -75,7 +112,7 @@ def captioned(section: re.Match[str]) -> str:
 
 def toctree(text: str, caption: str = "") -> str:
     """Of all pages to which this text leads, in its order."""
-    pages = dict.fromkeys(re.findall(r"\]\(([\w/-]+)\.md\)", text))
+    pages = dict.fromkeys(re.findall(r"\]\(([\w/-]+)\.(?:md|ipynb)\)", text))
     option = f":caption: {caption}\n" if caption else ""
     return f"\n\n```{{toctree}}\n:hidden:\n{option}" + "\n".join(pages) + "\n```\n"
 
@@ -138,3 +175,4 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_pages)
     app.connect("env-get-outdated", lambda *_: ["api"])  # its lists follow from modules, not from its own text
     app.connect("source-read", complete)
+    app.connect("autodoc-process-docstring", link)

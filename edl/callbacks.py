@@ -37,7 +37,12 @@ logger = logging.getLogger("edl")
 
 
 class ScriptSeat(Protocol):
-    """The functions of `edl.torch` or `edl.tensorflow` that a callback uses."""
+    """The functions of `edl.torch` or `edl.tensorflow` that a callback uses.
+
+    >>> seat: ScriptSeat = edl  # the module is one
+    >>> seat.rank()
+    0
+    """
 
     def rank(self) -> int: ...
     def size(self) -> int: ...
@@ -47,7 +52,11 @@ class ScriptSeat(Protocol):
 
 
 class FiguresOfStep(NamedTuple):
-    """The figures of one step, as they are written to a run."""
+    """The figures of one step, as they are written to a run.
+
+    >>> FiguresOfStep(step=7, ts=0.0, figures={"loss": 0.3}).figures["loss"]
+    0.3
+    """
 
     step: int
     ts: float
@@ -55,7 +64,11 @@ class FiguresOfStep(NamedTuple):
 
 
 class RunOfJob:
-    """Base class of both callbacks. Call it once for each committed step, on all workers."""
+    """Base class of both callbacks. Call it once for each committed step, on all workers.
+
+    >>> issubclass(MlflowCallback, RunOfJob) and issubclass(WandbCallback, RunOfJob)
+    True
+    """
 
     kind = ""
 
@@ -171,7 +184,11 @@ class RunOfJob:
 
 
 class MlflowCallback(RunOfJob):
-    """Write figures to MLflow, at the server that MLflow's own variables, such as MLFLOW_TRACKING_URI, name."""
+    """Write figures to MLflow, at the server that MLflow's own variables, such as MLFLOW_TRACKING_URI, name.
+
+    >>> callback = MlflowCallback(edl, tracking_uri="sqlite:///runs.db")
+    >>> callback(loss=0.3)  # after each committed step, on all workers
+    """
 
     kind = "mlflow"
 
@@ -221,7 +238,11 @@ class MlflowCallback(RunOfJob):
 
 
 class WandbCallback(RunOfJob):
-    """Write figures to Weights & Biases, as its own variables, such as WANDB_PROJECT and WANDB_MODE, say."""
+    """Write figures to Weights & Biases, as its own variables, such as WANDB_PROJECT and WANDB_MODE, say.
+
+    >>> callback = WandbCallback(edl, project="mnist", mode="offline")
+    >>> callback(loss=0.3)  # after each committed step, on all workers
+    """
 
     kind = "wandb"
 

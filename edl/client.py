@@ -89,6 +89,11 @@ STOP_REASON = "stopped by edl.client"
 class Job:
     """A handle on one job: use it as a context manager, or call `close()` at the end. Every call
     may raise an EdlError.
+
+    >>> with Job("mnist") as job:
+    ...     status = job.status()
+    ...     print(status.state, len(status.workers), "workers")
+    running 1 workers
     """
 
     def __init__(self, name: str | None = None, *, coordinator: str | None = None, secret: bytes | None = None) -> None:

@@ -56,7 +56,13 @@ PLACE = ("ts", "job", "kind", "term", "generation", "step")  # what every event 
 
 
 class Event(msgspec.Struct, frozen=True):
-    """An event of a job, and where the job was at that moment."""
+    """An event of a job, and where the job was at that moment.
+
+    >>> with Job("mnist") as job:
+    ...     first = job.events()[0]
+    >>> first.kind, first.job
+    (<Kind.WORKER_JOINED: 'worker_joined'>, 'mnist')
+    """
 
     ts: float
     job: str

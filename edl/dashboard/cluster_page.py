@@ -12,7 +12,7 @@ from typing import Final
 
 from edl.cluster.queue.queue_entries import QueueEvent
 from edl.dashboard.cluster_view import SPANS, ClusterSight, DeviceLane, HeldBar, NodeLanes, QueueRow
-from edl.dashboard.page_html import tiles
+from edl.dashboard.page_html import scrolling, tiles
 
 HEAD: Final = (
     '<link rel="icon" href="data:,"><link rel="stylesheet" href="page.css"><link rel="stylesheet" href="cluster.css">'
@@ -36,7 +36,8 @@ def page(view: ClusterSight) -> str:
 <div id="gantt">{parts["gantt"]}</div></section>
 <section class="wide"><h2>Queue</h2><div id="queue">{parts["queue"]}</div></section>
 <section class="wide"><h2>Nodes and their slots</h2><div id="nodes">{parts["nodes"]}</div></section>
-<section class="wide"><h2>What happened</h2><div class="scroll"><table id="events"><thead><tr><th>time</th><th>what</th>
+<section class="wide"><h2>What happened</h2>{scrolling("What happened")}
+<table id="events"><thead><tr><th>time</th><th>what</th>
 <th>job</th><th>in words</th></tr></thead><tbody id="story">{parts["story"]}</tbody></table></div></section>
 </main></body></html>"""
 
@@ -108,7 +109,7 @@ def _queue(rows: Iterable[QueueRow], more: int) -> str:
         '<tr><th>job</th><th>user</th><th class="n">priority</th><th>state</th><th>workers</th><th class="n">step</th>'
         '<th class="n">waited</th><th>reason</th></tr>'
     )
-    table = f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>'
+    table = f"{scrolling('Jobs')}<table><thead>{head}</thead><tbody>{body}</tbody></table></div>"
     return f"{table}{_rest(more, 'jobs')}"
 
 

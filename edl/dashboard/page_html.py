@@ -67,7 +67,7 @@ def page(
 <section><h2>Where the time went</h2><div id="time">{time_bar(view.time)}</div></section>
 <section class="wide"><h2>Events</h2>
 <label class="filter"><input type="checkbox" id="routine">also routine events: epochs, boots, plans</label>
-<div class="scroll"><table id="events"><thead><tr><th>time</th><th>what</th>
+{scrolling("Events")}<table id="events"><thead><tr><th>time</th><th>what</th>
 <th class="n">step</th><th>in words</th></tr></thead><tbody id="story">{rows(events)}</tbody></table></div>
 <div id="earlier">{earlier_events(view.job, events[-1].number - 1 if events else 0)}</div></section>
 </main>
@@ -106,13 +106,18 @@ def _controls(controls: Controls | None) -> str:
     return f'<form class="wide" id="controls" method="post" action="act">{hidden}{buttons}{said}</form>'
 
 
+def scrolling(name: str) -> str:
+    """Begin a part that scrolls sideways on a narrow screen, also by the keyboard."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">'
+
+
 def workers(found: Iterable[WorkerRow], more: int) -> str:
     body = "".join(_worker(row) for row in found)
     if not body:
         return '<p class="empty">no workers</p>'
     rest = f'<p class="empty">and {more} more</p>' if more else ""
     head = "".join(f"<th{_numeric(name)}>{name}</th>" for name in _COLUMNS)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{rest}{_KEY}'
+    return f"{scrolling('Workers')}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{rest}{_KEY}"
 
 
 _COLUMNS: Final = ("rank", "worker", "host", "state", "step", "compute · data · wait", "pace", "memory", "")

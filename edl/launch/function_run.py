@@ -118,6 +118,10 @@ def run(
     In the main thread Ctrl-C, or a notebook's interrupt, ends the job with all its processes, a second one at once;
     then KeyboardInterrupt is raised. Raises `errors.FunctionFailed`, with the worker's traceback, when the job has
     failed; UsageError and ConfigError for a wrong call.
+
+    >>> import edl
+    >>> edl.run(lambda a, b: a * b, args=(6, 7), np=1, page=False)
+    [42]
     """
     _check_call(fn, args, kwargs)
     given = _given({**settings, **({} if np is None else {"np": np})})

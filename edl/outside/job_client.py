@@ -50,7 +50,12 @@ Wish = say.AskScaleOut | say.AskScaleIn
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """A relative request was not taken, or no daemon could say that it was: make the same request again."""
+    """A relative request was not taken, or no daemon could say that it was: make the same request again.
+
+    >>> answer = Retry("a switch is under way")
+    >>> answer.reason if isinstance(answer, Retry) else answer.target
+    'a switch is under way'
+    """
 
     reason: str
 

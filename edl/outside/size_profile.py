@@ -37,7 +37,11 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """The profile of a job; its rows begin with the smallest size."""
+    """The profile of a job; its rows begin with the smallest size.
+
+    >>> Profile("mnist", ()).rows  # as Job.profile() returns it, with a row for each size
+    ()
+    """
 
     job: str
     rows: tuple[Row, ...]

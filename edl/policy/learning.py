@@ -95,6 +95,11 @@ class Knee(msgspec.Struct, frozen=True):
     Args:
         explore: the part of all samples of all epochs with the full rate, 0.0 to 1.0.
         warmup: the part of all samples before that, in which the rate grows.
+
+    >>> knee = edl.Knee(explore=0.5, warmup=0.1)
+    >>> [round(knee.at(progress), 2) for progress in (0.05, 0.3, 0.6, 0.8, 1.0)]
+    [0.5, 1.0, 1.0, 0.5, 0.0]
+    >>> edl.schedule_rate(knee, epochs=10)
     """
 
     explore: float
@@ -116,6 +121,10 @@ class Warmup(msgspec.Struct, frozen=True):
 
     Args:
         warmup: the part of all samples of all epochs, 0.0 to 1.0, in which the rate grows in a straight line.
+
+    >>> edl.Warmup(0.1).at(0.05)
+    0.5
+    >>> edl.schedule_rate(edl.Warmup(0.1), epochs=10)
     """
 
     warmup: float

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from edl.dashboard.page_html import tiles
+from edl.dashboard.page_html import scrolling, tiles
 from edl.dashboard.page_report import SHIPPED
 from edl.dashboard.page_view import Tile
 
@@ -162,9 +162,9 @@ def as_page(proof: Proof) -> str:
 <main>
 <section id="tiles" aria-label="At a glance">{tiles(_tiles(proof))}</section>
 {f'<section class="wide"><h2>What does not hold</h2><ul>{told}</ul></section>' if told else ""}
-<section class="wide"><h2>Figures: the median, the least and the greatest</h2><div class="scroll"><table>
+<section class="wide"><h2>Figures: the median, the least and the greatest</h2>{scrolling("Figures")}<table>
 <thead><tr><th>figure</th><th>value</th></tr></thead><tbody>{figures}</tbody></table></div></section>
-<section class="wide"><h2>Where and how</h2><div class="scroll"><table>
+<section class="wide"><h2>Where and how</h2>{scrolling("Where and how")}<table>
 <thead><tr><th>what</th><th>value</th></tr></thead><tbody>{facts}</tbody></table></div></section>
 </main></body></html>
 """

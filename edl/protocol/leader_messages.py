@@ -283,7 +283,16 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
-    """The answer to a request for another size: durable, and never lost. `target` is the size that it asked for."""
+    """The answer to a request for another size: durable, and never lost. `target` is the size that it asked for.
+
+    >>> with Job("mnist") as job:
+    ...     match job.scale_out(1):
+    ...         case Ack(target):
+    ...             print(target, "workers are asked for")
+    ...         case Retry(reason):
+    ...             print("ask again later:", reason)
+    2 workers are asked for
+    """
 
     target: int
 

@@ -26,7 +26,11 @@ from edl.protocol.tally import Rate, Tally, Usage
 
 
 class JobState(StrEnum):
-    """The state of a job."""
+    """The state of a job.
+
+    >>> JobState("running") is JobState.RUNNING
+    True
+    """
 
     STARTING = "starting"  # no generation yet: not enough workers
     RUNNING = "running"
@@ -51,7 +55,11 @@ class FailedBy(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """The state of a worker in its job; `edl.core.job.member_states` has the transitions."""
+    """The state of a worker in its job; `edl.core.job.member_states` has the transitions.
+
+    >>> [state.value for state in WorkerState][:3]
+    ['joining', 'warming', 'ready']
+    """
 
     JOINING = "joining"  # registered; its script boots
     WARMING = "warming"  # rehearses its first mini-batch in a ring of one
@@ -254,7 +262,13 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """A worker as `edl status` shows it."""
+    """A worker as `edl status` shows it.
+
+    >>> with Job("mnist") as job:
+    ...     [worker] = job.status().workers
+    >>> worker.rank, worker.state is WorkerState.TRAINING
+    (0, True)
+    """
 
     id: str
     rank: int | None
@@ -287,7 +301,13 @@ class Stable(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The present state of the job: `edl status --json`."""
+    """The present state of the job: `edl status --json`.
+
+    >>> with Job("mnist") as job:
+    ...     status = job.status()
+    >>> status.job, status.state is JobState.RUNNING
+    ('mnist', True)
+    """
 
     job: str
     state: JobState

@@ -91,6 +91,11 @@ class Optimizer(keras.optimizers.Optimizer, metaclass=_Wrapped):  # type: ignore
     When a peer is lost in the middle of a step, the variables are left alone. Eagerly and in `fit` the step then just
     returns and `notify_batch_end()` returns False; a `tf.function` or a session of your own raises what TensorFlow
     raises, unless it is called inside `with edl.voidable():`.
+
+    >>> layers = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> wrapped = edl.Optimizer(keras.optimizers.SGD(0.1), model=layers)
+    >>> isinstance(wrapped, keras.optimizers.SGD)
+    True
     """
 
     def __new__(cls, optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # type: ignore[misc]
@@ -103,6 +108,8 @@ def local(optimizer: Any) -> None:
     """Say that what `optimizer` trains is each worker's own: nothing of it is averaged, compared, or sent to newcomers.
 
     Without that, an optimizer that `Optimizer` was not given ends the job once workers differ in what it trains.
+
+    >>> edl.local(keras.optimizers.SGD(0.1))
     """
     _framework.leave_alone(optimizer)
 
@@ -116,6 +123,12 @@ def GradientTape(  # noqa: N802 - stands where a class would
     skipping a step on nan. With it belongs `edl.Optimizer`, which then averages nothing. Gradients with respect to
     other tensors stay this worker's own, and so do those that a plain `tf.GradientTape` gives; take one for gradients
     that are part of a loss.
+
+    >>> weight = tf.Variable(3.0)
+    >>> with edl.GradientTape() as tape:
+    ...     loss = weight * weight
+    >>> float(tape.gradient(loss, weight))
+    6.0
     """
     return AveragingTape(_framework.tape_reducer(_trainer), persistent, watch_accessed_variables)
 
@@ -138,6 +151,13 @@ def elastic_dataset(
     `.map(...)` and `.prefetch(...)` behind it, but neither `.shuffle()` nor `.batch()`.
 
     Given arrays it joins the job, unless the script has called `edl.init()` before. Under plain `horovodrun` it must.
+
+    >>> for values in edl.elastic_dataset(np.arange(6.0), 4, epochs=1):
+    ...     print(values.numpy())
+    ...     train_on(range(len(values)))
+    ...     committed = edl.notify_batch_end()
+    [0. 1. 2. 3.]
+    [4. 5.]
     """
     if not isinstance(source, ShardGenerator):
         if not _trainer.began:
@@ -158,6 +178,12 @@ def voidable() -> Voidable:
 
     When a peer is lost meanwhile, the mini-batch is void: the call ends without an exception and without an update,
     and the `notify_batch_end()` that follows returns False. All other errors are raised.
+
+    >>> compiled = tf.function(lambda: train_on(range(2)))
+    >>> with edl.voidable():
+    ...     compiled()
+    >>> edl.notify_batch_end()
+    True
     """
     return Voidable(_trainer, _framework.ring)
 
@@ -170,6 +196,13 @@ def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
     what its callbacks have counted. Workers share out the validation, and only rank 0 writes files. A model that was
     compiled with a plain optimizer gets it wrapped, as by `edl.Optimizer(optimizer, model=model)`, and so are all that
     the model has by other names.
+
+    >>> layers = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> layers.compile(keras.optimizers.SGD(0.1), loss="mse")
+    >>> dataset = edl.elastic_dataset((np.ones((8, 4)), np.ones((8, 1))), 4)
+    >>> history = layers.fit(dataset, epochs=2, verbose=0, callbacks=[edl.KerasCallback()])
+    >>> len(history.history["loss"])
+    2
     """
     return ElasticFit(
         _trainer, _framework.ring, _fits, elastic.end_batch_of_fit, partial(_framework.wrap_compiled, _trainer)
@@ -188,6 +221,12 @@ def load_checkpoint(path: str | os.PathLike[str], model: Any) -> None:
 
     Raises `errors.UsageError` where the model has another number of variables or other shapes,
     `errors.CheckpointError` where there is nothing whole to load; the model is as it was then.
+
+    >>> try:
+    ...     edl.load_checkpoint("checkpoints", keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+    ... except edl.errors.EdlError as error:
+    ...     print(error)
+    there is no checkpoint in checkpoints: name the folder that --checkpoint named
     """
     tf_loading.load(path, model)
 

@@ -45,6 +45,12 @@ SITTING = (WorkerState.TRAINING, WorkerState.SWITCHING)
 
 
 class What(StrEnum):
+    """What is done to a job, or to a part of it.
+
+    >>> What("kill trainer") is What.KILL_TRAINER
+    True
+    """
+
     KILL_TRAINER = "kill trainer"  # -9; its daemon tells
     KILL_DAEMON = "kill daemon"  # its trainer starts another
     KILL_WORKER = "kill worker"  # both at once: another daemon of this machine tells, or the session's end
@@ -70,7 +76,11 @@ COSTS_A_TRAINER = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault to inflict: on `any`, the `leader`, a `follower`, a `newcomer`, `rank N`, or a worker by its id."""
+    """A fault to inflict: on `any`, the `leader`, a `follower`, a `newcomer`, `rank N`, or a worker by its id.
+
+    >>> str(Fault(What.KILL_TRAINER, "leader"))
+    'kill trainer of leader'
+    """
 
     what: What
     who: str = "any"
@@ -83,7 +93,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A fault that strikes once the job has come to a step."""
+    """A fault that strikes once the job has come to a step.
+
+    >>> At(step=100, fault=Fault(What.KILL_TRAINER)).step
+    100
+    """
 
     step: int
     fault: Fault
@@ -91,6 +105,12 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
+    """A fault that has struck: when, at which step, and which processes.
+
+    >>> Struck(0.0, 7, Fault(What.KILL_TRAINER), "w1", (4711,)).pids
+    (4711,)
+    """
+
     ts: float
     step: int
     fault: Fault
@@ -106,7 +126,11 @@ class Struck:
 
 @dataclass(frozen=True, slots=True)
 class Rage:
-    """Faults that strike at random, and their bounds."""
+    """Faults that strike at random, and their bounds.
+
+    >>> Rage(every_s=(1.0, 2.0), fewest=1).every_s
+    (1.0, 2.0)
+    """
 
     faults: tuple[What, ...] = tuple(What)
     every_s: tuple[float, float] = (5.0, 10.0)
@@ -116,7 +140,13 @@ class Rage:
 
 
 class Chaos:
-    """Strike one job with faults. As a context, thaw at its end what is frozen."""
+    """Strike one job with faults. As a context, thaw at its end what is frozen.
+
+    >>> with Chaos("mnist", seed=1) as chaos:
+    ...     struck = chaos.inflict(Fault(What.KILL_TRAINER))
+    >>> struck is None or len(struck.pids)  # None: nothing could be struck just now
+    1
+    """
 
     def __init__(self, job: str, *, seed: int = 0, say: Callable[[str], object] | None = None) -> None:
         self.struck: list[Struck] = []

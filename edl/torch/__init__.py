@@ -89,6 +89,11 @@ class Optimizer(Elastic, torch.optim.Optimizer, metaclass=_Wrapped):
     Inside `with optimizer.no_sync():` it only adds up gradients, to accumulate. When a peer is lost in the middle of a
     step, `step()` leaves the parameters alone and `notify_batch_end()` returns False. It does the same in a step in
     which no worker has samples.
+
+    >>> layer = torch.nn.Linear(4, 2)
+    >>> wrapped = edl.Optimizer(torch.optim.SGD(layer.parameters(), lr=0.1), model=layer)
+    >>> isinstance(wrapped, torch.optim.SGD)
+    True
     """
 
     def __new__(  # type: ignore[misc] # what it returns keeps its own class
@@ -111,6 +116,9 @@ def local(optimizer: torch.optim.Optimizer | torch.nn.Module | torch.Tensor) -> 
 
     Without that, an optimizer that `Optimizer` was not given ends the job once workers differ in what it trains. Where
     the script trains by hand, without any optimizer, give the module or the tensor.
+
+    >>> head = torch.nn.Linear(4, 1)
+    >>> edl.local(torch.optim.SGD(head.parameters(), lr=0.1))
     """
     _framework.leave_alone(optimizer)
 
@@ -119,6 +127,12 @@ def ElasticDataset(source: Any, format: str | None = None) -> Records:  # noqa: 
     """Files as a dataset with `__getitem__` and `__len__`, for `edl.ElasticDataLoader`: its worker processes read them.
 
     `source` and `format` are those of `edl.elastic_shard_generator`; so are the records.
+
+    >>> with open("lines.txt", "w") as file:
+    ...     print("one", "two", sep=chr(10), file=file)
+    >>> dataset = edl.ElasticDataset("lines.txt")
+    >>> len(dataset), dataset[1]
+    (2, 'two')
     """
     return Records(_trainer.opening(source, format))
 
@@ -139,6 +153,16 @@ def prepare(
         broadcast_buffers: before the first forward pass of each mini-batch in training, the model's buffers (batch
             norm's statistics, ...) become those of rank 0, as with `DistributedDataParallel`. False: each worker keeps
             its own.
+
+    >>> layer = torch.nn.Linear(4, 2)
+    >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(6, 4)), batch_size=3)
+    >>> layer, sgd, loader = edl.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1), loader)
+    >>> for (rows,) in loader:
+    ...     sgd.zero_grad()
+    ...     layer(rows).square().mean().backward()
+    ...     sgd.step()
+    >>> edl.step() - 1
+    2
     """
     from edl.torch.batches import ElasticBatches
     from edl.torch.buffers import SharedBuffers
@@ -173,6 +197,12 @@ def load_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module) -> Non
 
     Raises `errors.UsageError` where the model has other names or shapes, `errors.CheckpointError` where there is
     nothing whole to load; the model is as it was then.
+
+    >>> try:
+    ...     edl.load_checkpoint("checkpoints", torch.nn.Linear(4, 2))
+    ... except edl.errors.EdlError as error:
+    ...     print(error)
+    there is no checkpoint in checkpoints: name the folder that --checkpoint named
     """
     torch_loading.load(path, model)
 

@@ -92,6 +92,14 @@ class ElasticDataLoader(DataLoader[Any]):
         loading: the DataLoader's own: num_workers, collate_fn, pin_memory, prefetch_factor, ...
 
     Batches that its worker processes have loaded ahead survive changes of size, and a void mini-batch comes again.
+
+    >>> dataset = torch.utils.data.TensorDataset(torch.arange(6.0))
+    >>> for (values,) in edl.ElasticDataLoader(dataset, batch_size=4, epochs=1):
+    ...     print(values)
+    ...     train_on(range(len(values)))
+    ...     committed = edl.notify_batch_end()
+    tensor([0., 1., 2., 3.])
+    tensor([4., 5.])
     """
 
     def __init__(

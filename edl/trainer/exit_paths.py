@@ -45,7 +45,14 @@ def spare_the_collector() -> None:
 
 
 class Leaving(SystemExit):
-    """Raised by `notify_batch_end()` in a worker that was told to leave; as a SystemExit it ends the script with 0."""
+    """Raised by `notify_batch_end()` in a worker that was told to leave; as a SystemExit it ends the script with 0.
+
+    >>> try:
+    ...     raise edl.Leaving  # as notify_batch_end() does
+    ... except edl.Leaving:
+    ...     print("this worker closes its files; a SystemExit goes on from here")
+    this worker closes its files; a SystemExit goes on from here
+    """
 
     def __init__(self) -> None:
         super().__init__(0)

@@ -158,6 +158,8 @@ class Trainer:
         the same process it does nothing, and as little in one that multiprocessing spawns as it imports the script.
 
         `comm` and `process_sets` are Horovod's; a job of edl has one ring, so what they may say is nothing.
+
+        >>> edl.init()  # as EDL_JOB and the other variables say; without them: a job of one worker
         """
         check_one_ring(comm, process_sets)
         given = {
@@ -226,7 +228,10 @@ class Trainer:
             )
 
     def shutdown(self) -> None:
-        """Leave the job; implied at exit. Harmless twice."""
+        """Leave the job; implied at exit. Harmless twice.
+
+        >>> edl.shutdown()
+        """
         if self._settings is None or self._left:
             return
         self._left = True
@@ -294,32 +299,58 @@ class Trainer:
         return self._settings is not None
 
     def rank(self) -> int:
-        """Return this worker's place in the roster of the current generation."""
+        """Return this worker's place in the roster of the current generation.
+
+        >>> if edl.rank() == 0:
+        ...     print("only one worker prints this")
+        only one worker prints this
+        """
         self._started()
         return self._told("rank") if self.imports_only else self._machine.rank
 
     def size(self) -> int:
-        """Return the number of workers in the current generation."""
+        """Return the number of workers in the current generation.
+
+        >>> batch_of_all = 32 * edl.size()
+        >>> batch_of_all
+        32
+        """
         self._started()
         return self._told("size") if self.imports_only else self._machine.size
 
     def local_rank(self) -> int:
-        """Return this worker's number among the workers of its host, for life: what pins a device."""
+        """Return this worker's number among the workers of its host, for life: what pins a device.
+
+        >>> f"cuda:{edl.local_rank()}"
+        'cuda:0'
+        """
         self._started()
         return self._told("local_rank") if self.imports_only else self._machine.local_rank
 
     def generation(self) -> int:
-        """Return the number of the roster that trains now; 0 for a newcomer before its first switch."""
+        """Return the number of the roster that trains now; 0 for a newcomer before its first switch.
+
+        >>> edl.generation()
+        1
+        """
         self._joined("generation")
         return self._machine.generation
 
     def step(self) -> int:
-        """Return the number of the mini-batch being worked on, from 1: committed mini-batches of the job, plus one."""
+        """Return the number of the mini-batch being worked on, from 1: committed mini-batches of the job, plus one.
+
+        >>> edl.step()
+        1
+        """
         self._joined("step")
         return self._machine.step + 1
 
     def epoch(self) -> int:
-        """Return the pass over the data that this mini-batch belongs to, from 0; between two passes, the next one."""
+        """Return the pass over the data that this mini-batch belongs to, from 0; between two passes, the next one.
+
+        >>> edl.epoch()
+        0
+        """
         self._joined("epoch")
         epoch = self._leases.epoch(self._machine.step + 1)
         if epoch is None:  # no sample of the next mini-batch is leased yet
@@ -332,6 +363,13 @@ class Trainer:
 
         0: the loop handed out stand-ins, which weigh nothing, as no sample was left for this worker; and in a
         rehearsal.
+
+        >>> for ids in edl.elastic_shard_generator(5, epochs=1).batches(4):
+        ...     print(edl.own_samples())
+        ...     train_on(ids)
+        ...     committed = edl.notify_batch_end()
+        4
+        1
         """
         self._joined("own_samples")
         if self.rehearsing():
@@ -345,7 +383,12 @@ class Trainer:
         return own
 
     def rehearsing(self) -> bool:
-        """Tell whether this is a newcomer's throw-away mini-batch: one with PyTorch, the first two with TensorFlow."""
+        """Tell whether this is a newcomer's throw-away mini-batch: one with PyTorch, the first two with TensorFlow.
+
+        >>> if not edl.rehearsing():
+        ...     print("this mini-batch counts")
+        this mini-batch counts
+        """
         return self._shell.rehearsals.left > 0
 
     @property
@@ -360,6 +403,9 @@ class Trainer:
         It needs `--checkpoint`. In a rehearsal it does nothing. Training goes on, as the job is saved after a step that
         lies ahead and that needs this worker too: so there is no way to wait for it here. Event `checkpoint_durable`
         tells when it is durable, and `edl checkpoint JOB --wait` waits from outside.
+
+        >>> if edl.step() % 1000 == 0:
+        ...     edl.checkpoint()
         """
         if not self._seated("checkpoint").checkpoint:
             raise UsageError("edl.checkpoint(): this job is not saved; start it with --checkpoint DIR (EDL_CHECKPOINT)")
@@ -371,6 +417,10 @@ class Trainer:
         An object with `path` (of the checkpoint), `step` (the mini-batches that are in it, of all lives before),
         `epoch` (in which the job goes on, as `edl.epoch()` counts), and `life` (the number of this one, from 1). The
         same on all workers, whenever they come.
+
+        >>> origin = edl.resumed()
+        >>> origin.path if origin else "this job began anew"
+        'this job began anew'
         """
         self._joined("resumed")
         return self._resuming.origin
@@ -387,7 +437,10 @@ class Trainer:
         return 0 if origin is None else origin.epoch
 
     def on_resize(self, callback: Callable[[int, int], object]) -> None:
-        """Call `callback(old_size, new_size)` on every worker after each switch."""
+        """Call `callback(old_size, new_size)` on every worker after each switch.
+
+        >>> edl.on_resize(lambda old_size, new_size: print(f"{old_size} -> {new_size} workers"))
+        """
         if not callable(callback):
             raise UsageError(f"edl.on_resize(callback) takes a function of (old_size, new_size), not {callback!r}")
         self._ends.resized.append(callback)
@@ -398,6 +451,11 @@ class Trainer:
 
         Numbers, text, bytes; arrays and tensors; modules, models, layers; what has a `state_dict()`; and lists, tuples,
         sets and dicts of them. At the newcomer they stay the objects that the script knows, with new contents.
+
+        >>> best = edl.register(loss=9e9)
+        >>> best.loss = min(best.loss, 0.5)  # before notify_batch_end(), where a newcomer receives it
+        >>> best.loss
+        0.5
         """
         return self._extras.add(values)
 
@@ -455,6 +513,13 @@ class Trainer:
         theirs where their names do not say it. Use `.batches(n)` for one numpy array of sample ids per step (of files:
         one list of records), or iterate (or call) it for one sample at a time. `epochs=None`: each iteration is one
         more epoch.
+
+        >>> for ids in edl.elastic_shard_generator(6, epochs=1).batches(4):
+        ...     print(ids)
+        ...     train_on(ids)
+        ...     committed = edl.notify_batch_end()
+        [0 1 2 3]
+        [4 5]
         """
         settings = self._started() if self.imports_only else self._seated("elastic_shard_generator")
         self._ends.standing.register()
@@ -491,6 +556,9 @@ class Trainer:
             batch_size: as many samples as `function` is given at once; fewer in the last batch.
 
         Returns a dict of the same names: numbers, numpy arrays, and rows of all samples in their order.
+
+        >>> edl.evaluate(lambda ids: {"seen": len(ids), "sum": float(ids.sum())}, 10, batch_size=4)
+        {'seen': 10, 'sum': 45.0}
         """
         self._seated("evaluate")
         return self._metrics.evaluate(function, source, batch_size)
@@ -508,6 +576,13 @@ class Trainer:
 
         Inside of the function of `edl.evaluate`, return what this returns: the rows of all samples, in their order, are
         in what `edl.evaluate` returns.
+
+        >>> for ids in edl.elastic_shard_generator(5, epochs=1).batches(4):
+        ...     train_on(ids)
+        ...     print(edl.gather_for_metrics(10 * ids))
+        ...     committed = edl.notify_batch_end()
+        [ 0 10 20 30]
+        [40]
         """
         self._seated("gather_for_metrics")
         return self._metrics.gather(values)
@@ -519,6 +594,8 @@ class Trainer:
         """Tell the job figures of the script's own, such as `edl.report(loss=0.3)`, for its policy.
 
         The newest of each name counts; they travel twice a second at most.
+
+        >>> edl.report(loss=0.3, accuracy=0.9)
         """
         self._seated("report")
         self._figures.take(figures)
@@ -534,6 +611,8 @@ class Trainer:
 
         Call it before the first mini-batch, on all workers alike. The script's own schedule goes on unchanged, and what
         it reads is without the factor.
+
+        >>> edl.scale_rate("linear", base_batch=128)  # twice the rate at 256 samples a step
         """
         self._started()
         if not self.imports_only:
@@ -550,6 +629,8 @@ class Trainer:
 
         Call it before the first mini-batch, on all workers alike. It goes with `scale_rate`, and with the script's own
         schedule: all are multiplied, and what the script reads is without edl's.
+
+        >>> edl.schedule_rate(lambda progress: 1.0 - progress, epochs=10)
         """
         self._started()
         if not self.imports_only:
@@ -561,6 +642,8 @@ class Trainer:
 
         It takes the norms of all gradients, before and after they are averaged, so at least two workers. Call it before
         the first mini-batch, on all workers alike. Not in graphs of TensorFlow 1.
+
+        >>> edl.measure_noise(every=10)
         """
         self._started()
         if not self.imports_only:
@@ -571,6 +654,10 @@ class Trainer:
 
         `sqr` is the squared norm of the true gradient, `var` the variance of one sample's, and `scale` the batch in
         which the two are equal.
+
+        >>> noise = edl.gradient_noise()
+        >>> noise.scale if noise else "not measured yet"
+        'not measured yet'
         """
         return self._rates.noise
 
@@ -580,6 +667,9 @@ class Trainer:
         Parts have at most `most` samples, as evenly as can be. Multiply the loss of each part, a mean, by its share,
         and make one update after the last: the gradient is that of the whole batch. In PyTorch, `backward()` only adds
         up until the last part. With virtual workers each part is one of theirs.
+
+        >>> [(part, share) for part, share in edl.microbatches([7, 8, 9, 10], most=2)]
+        [([7, 8], 0.5), ([9, 10], 0.5)]
         """
         self._started()
         if most is not None and (type(most) is not int or most < 1):
@@ -763,6 +853,13 @@ class Trainer:
 
         Here, and only here, rings change. A worker told to leave comes out by `edl.Leaving`. `samples` is how many this
         worker trained, for scripts that cut batches of their own; it is checked against what edl gave it.
+
+        >>> for ids in edl.elastic_shard_generator(8, epochs=1).batches(4):
+        ...     train_on(ids)
+        ...     if edl.notify_batch_end():
+        ...         print("committed:", edl.step() - 1, "steps")
+        committed: 1 steps
+        committed: 2 steps
         """
         if self._saved:
             self._shell.copier.witness = self._framework.witness()

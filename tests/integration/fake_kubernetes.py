@@ -455,7 +455,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if path == pods:
             with fake.changed:
                 items = [copy.deepcopy(one) for one in fake.objects.values() if fits(one, asked)]
-                return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": str(fake.version)}, "items": items}
+                meta = {"resourceVersion": str(fake.version)}
+                return 200, {"kind": "PodList", "apiVersion": "v1", "metadata": meta, "items": items}
         if path.startswith(f"{pods}/") and self.command == "DELETE":
             grace_s = body.get("gracePeriodSeconds", TEMPLATE["spec"]["terminationGracePeriodSeconds"])
             return fake.end(name, grace_s, body.get("preconditions", {}).get("uid"))

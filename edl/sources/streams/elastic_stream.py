@@ -58,6 +58,13 @@ class ElasticStream:
 
     A stream does not change: `.map`, `.filter`, `.shuffle`, `.pack` and `.batch` return another one, and so does
     `ElasticStream.mix`. What they make of a record must follow from that record alone.
+
+    >>> stream = edl.ElasticStream(lambda shard: [shard * 10, shard * 10 + 1], shards=2)
+    >>> for batch in edl.ElasticDataLoader(stream.map(lambda number: number + 0.5), 4, epochs=1):
+    ...     print(sorted(batch.tolist()))
+    ...     train_on(range(len(batch)))
+    ...     committed = edl.notify_batch_end()
+    [0.5, 1.5, 10.5, 11.5]
     """
 
     def __init__(  # noqa: PLR0913 - the names that users type

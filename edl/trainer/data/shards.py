@@ -62,6 +62,14 @@ class ShardGenerator(Generic[AnyBatch]):
     `for ids in shards.batches(n)` gives one array of sample ids per step; of files, `for records in ...` a list of
     records. `for i in shards` (or `shards()`, for tf.data) gives sample by sample, for scripts that cut batches
     themselves.
+
+    >>> shards = edl.elastic_shard_generator(["one", "two", "three"], epochs=1)
+    >>> for ids in shards.batches(2):
+    ...     print(ids, shards.epochs_done)
+    ...     train_on(ids)
+    ...     committed = edl.notify_batch_end()
+    [0 1] 0
+    [2] 0
     """
 
     def __init__(  # noqa: PLR0913 - the names that users type

@@ -28,6 +28,8 @@ class RateTuner:
             no step of the wrapped optimizer, and gradients by `torch.autograd.grad` instead of `backward()`.
         every: so many steps between two trials.
         most: how far the rate goes in one trial, up or down: 0.1 is a tenth.
+
+    >>> edl.schedule_rate(edl.RateTuner(lambda rates: [rate * rate for rate in rates], every=100))
     """
 
     def __init__(
