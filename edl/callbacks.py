@@ -186,7 +186,7 @@ class RunOfJob:
 class MlflowCallback(RunOfJob):
     """Write figures to MLflow, at the server that MLflow's own variables, such as MLFLOW_TRACKING_URI, name.
 
-    >>> callback = MlflowCallback(edl, tracking_uri="sqlite:///runs.db")
+    >>> callback = MlflowCallback(edl, tracking_uri="file:runs")
     >>> callback(loss=0.3)  # after each committed step, on all workers
     """
 

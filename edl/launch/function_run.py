@@ -120,8 +120,13 @@ def run(
     failed; UsageError and ConfigError for a wrong call.
 
     >>> import edl
-    >>> edl.run(lambda a, b: a * b, args=(6, 7), np=1, page=False)
-    [42]
+    >>> def train(rate):
+    ...     import edl.torch as edl
+    ...
+    ...     edl.init()
+    ...     return edl.rank(), rate
+    >>> edl.run(train, args=(0.1,), np=1, page=False)
+    [(0, 0.1)]
     """
     _check_call(fn, args, kwargs)
     given = _given({**settings, **({} if np is None else {"np": np})})

@@ -60,7 +60,12 @@ def test_every_public_name_has_an_example_that_runs(module, edl, tmp_path) -> No
         assert done.returncode == 0, done.stderr
         assert edl("scale", "mnist", "1", "--wait", timeout_s=120.0).returncode == 0
     environ = {**edl.environ, "EDL_LOCAL_COORDINATOR": "embedded", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    environ |= {"WANDB_MODE": "offline", "EDL_MAX_RESTARTS": "3", "PATH": os.environ["PATH"]}
+    environ |= {
+        "WANDB_MODE": "offline",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "EDL_MAX_RESTARTS": "3",
+        "PATH": os.environ["PATH"],
+    }
     line = [sys.executable, str(RUNNER), module, *names]
     done = subprocess.run(
         line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=patient(600)

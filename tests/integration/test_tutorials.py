@@ -115,11 +115,13 @@ def test_the_migration_of_the_tutorial_takes_a_job_to_the_other_host(tmp_path) -
         for name in ("data", "examples"):
             (tmp_path / name).symlink_to(ROOT / name)
         path = f"PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={ROOT}"
+        said = ""
         for host, line in lines:
             done = hosts.run_there("bash", "-ec", f"cd {tmp_path}; export {path}; unset EDL_JOB; {line}", host=host)
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}{hosts.story()}"
-    moved = re.search(r"has left (\S+); its survivors paused for", done.stdout)
-    assert moved and moved[1] == "node1", done.stdout
+            said = done.stdout
+    moved = re.search(r"has left (\S+); its survivors paused for", said)
+    assert moved and moved[1] == "node1", said
 
 
 def test_there_are_four() -> None:
