@@ -105,6 +105,18 @@ def link(app: Sphinx, what: str, name: str, thing: object, options: object, line
             lines[number] = NAMED_ELSEWHERE.sub(lambda name: f"`{name[1]} <{ELSEWHERE[name[1]]}>`__", line)
 
 
+def accessible(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: object) -> None:  # noqa: ARG001
+    """Let the keyboard scroll listings, and screen readers know the sidebar's headings."""
+    heading = 'role="heading"'
+    added = {
+        "body": ("<pre>", '<pre tabindex="0">'),
+        "furo_navigation_tree": (heading, f'{heading} aria-level="2"'),
+    }
+    for name, (old, new) in added.items():
+        if isinstance(context.get(name), str):
+            context[name] = context[name].replace(old, new)
+
+
 def captioned(section: re.Match[str]) -> str:
     """A section of the index, with the table of contents that stands under its heading in the sidebar."""
     return f"{section[0]}{toctree(section[0], section[1])}\n"
@@ -176,3 +188,4 @@ def setup(app: Sphinx) -> None:
     app.connect("env-get-outdated", lambda *_: ["api"])  # its lists follow from modules, not from its own text
     app.connect("source-read", complete)
     app.connect("autodoc-process-docstring", link)
+    app.connect("html-page-context", accessible, priority=900)  # after the theme's

@@ -61,7 +61,7 @@ class Event(msgspec.Struct, frozen=True):
     >>> with Job("mnist") as job:
     ...     first = job.events()[0]
     >>> first.kind, first.job
-    (<Kind.WORKER_JOINED: 'worker_joined'>, 'mnist')
+    (<Kind.LEADER_ELECTED: 'leader_elected'>, 'mnist')
     """
 
     ts: float

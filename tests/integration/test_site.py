@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from axe import serious_findings
+from browser import Browser
 from pace import patient
 from sphinx.search.en import SearchEnglish
 
-pytest.importorskip("sphinx_copybutton")
+pytest.importorskip("sphinx_design")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +70,33 @@ def _pages(terms: dict[str, int | list[int]], word: str) -> set[int]:
 @pytest.mark.parametrize("query", LOOKED_FOR)
 def test_the_words_of_the_field_are_found(site, query) -> None:
     assert LOOKED_FOR[query] in found_by(site, query)
+
+
+def test_a_listing_for_each_framework_is_a_tab_and_names_of_frameworks_lead_to_their_pages(site) -> None:
+    page = (site / "quickstart.html").read_text()
+    assert re.findall(r'data-sync-id="(\w+)"', page) == ["PyTorch", "TensorFlow", "Keras"]
+    assert "https://docs.pytorch.org/docs/stable/" in (site / "reference/edl.torch.ElasticDataLoader.html").read_text()
+    assert (
+        "https://www.tensorflow.org/api_docs/" in (site / "reference/edl.tensorflow.elastic_dataset.html").read_text()
+    )
+
+
+def test_notebooks_are_shown_with_their_plots(site) -> None:
+    for name in ("notebook-function", "notebook-sizes"):
+        assert re.search(r'<img [^>]*src="_images/[^"]*\.png"', (site / f"{name}.html").read_text())
+
+
+def test_the_site_can_be_used_without_sight(site) -> None:
+    found = []
+    with Browser(1920) as browser:
+        for page in ("README", "quickstart", "notebook-sizes", "reference/edl.torch.init"):
+            browser.driver.get(f"file://{site}/{page}.html")
+            for width, dark in ((1920, False), (1920, True), (375, False), (375, True)):
+                browser.resize(width)
+                browser.look(dark=dark)
+                found += [f"{page}, {width}: {line}" for line in serious_findings(browser.driver)]
+                assert browser.fits(), (page, width)
+    assert found == []
 
 
 def test_the_site_is_served_on_this_machine(site) -> None:
