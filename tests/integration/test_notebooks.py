@@ -59,7 +59,7 @@ def test_a_notebook_is_kept_with_its_plot_and_without_an_error(path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     [plot] = plots(notebook)
-    assert len(plot) < 60_000
+    assert len(plot) < 150_000
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert not [output for output in outputs if output.output_type == "error"]
     assert all(cell.outputs for cell in notebook.cells if cell.cell_type == "code" and "print" in cell.source)
