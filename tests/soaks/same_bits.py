@@ -1,7 +1,8 @@
 """The same bits at any size: jobs with virtual workers that are disturbed end with the digest of one that is not.
 
     python -m tests.soaks.same_bits [--models mlp cnn transformer] [--rings torch horovod] [--cases CASE...]
-        [--resizes 50] [--kills 10] [--preemptions 2] [--epochs 60] [--seed 0] [--json]
+        [--launchers edl horovodrun] [--resizes 50] [--kills 10] [--preemptions 2] [--epochs 60] [--pace 0.05]
+        [--seed 0] [--json]
 
 Each case is a whole job of real processes that trains a model with four virtual workers:
 
@@ -10,6 +11,7 @@ Each case is a whole job of real processes that trains a model with four virtual
     kill          `kill -9` of random workers of three, each of which is replaced
     preempt       preempted, and resumed at another size
 
+Workers are started by `edl run`, as plain processes, or by plain `horovodrun`, whose discovery script gives the sizes.
 It prints the digest of weights, statistics, optimizer and moving average for each, and how often what was done. Goal:
 one digest for each model. Exit code 1 unless so.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -36,19 +39,20 @@ import msgspec
 from edl import client
 from edl.errors import EdlError
 
+LAUNCHERS = ("edl", "horovodrun")
+
 VIRTUAL = 4
 SCRIPT = Path(__file__).parents[1] / "integration" / "jobs" / "same_bits.py"
 CASES = ("1", "2", "3", "4", "resize", "kill", "preempt")
 RESUMABLE = 75
-PACE_S = 0.05
 PATIENCE_S = 600.0
 
 
 class Run:
     """One job, of which `pace` tells how long a step takes at least."""
 
-    def __init__(self, folder: Path, model: str, ring: str, epochs: int, loading: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, options: argparse.Namespace, model: str, ring: str, launched_by: str) -> None:
+        self.folder, self.launched_by = folder, launched_by
         (folder / "home").mkdir(mode=0o700)
         self.pace = folder / "pace"
         self.environ = {
@@ -56,8 +60,17 @@ class Run:
             "EDL_VIRTUAL_WORKERS": str(VIRTUAL), "EDL_AUDIT": str(folder / "audit"), "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        self.script = [sys.executable, str(SCRIPT), "--out", str(folder), "--model", model, "--epochs", str(epochs)]
-        self.script += ["--pace", str(self.pace), "--loading", str(loading)]
+        self.script = [
+            sys.executable,
+            str(SCRIPT),
+            "--out",
+            str(folder),
+            "--model",
+            model,
+            "--epochs",
+            str(options.epochs),
+        ]
+        self.script += ["--pace", str(self.pace), "--loading", str(options.loading)]
         self.log = (folder / "output.log").open("ab")
         self.launcher: subprocess.Popen[bytes] | None = None
         self.done: Counter[str] = Counter()
@@ -67,11 +80,35 @@ class Run:
         working.write_text(str(seconds))
         working.rename(self.pace)
 
-    def start(self, workers: int, *flags: str) -> None:
-        command = [sys.executable, "-m", "edl", "run", "-np", str(workers), "--job", "bits", *flags, *self.script]
+    def start(self, workers: int, checkpoint: Path | None = None) -> None:
+        environ = {**self.environ, **({"EDL_CHECKPOINT": str(checkpoint)} if checkpoint else {})}
         self.launcher = subprocess.Popen(
-            command, env=self.environ, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log
+            self.command(workers), env=environ, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log
         )
+
+    def command(self, workers: int) -> list[str]:
+        if self.launched_by == "edl":
+            return [sys.executable, "-m", "edl", "run", "-np", str(workers), "--job", "bits", *self.script]
+        self.environ["EDL_JOB"] = "bits"
+        hosts = self.folder / "hosts.sh"
+        hosts.write_text(f"#!/bin/sh\ncat {self.folder / 'hosts'}\n")
+        hosts.chmod(0o755)
+        self.discover(workers)
+        sizes = ["-np", str(workers), "--min-np", "1", "--max-np", str(VIRTUAL)]
+        discovery = ["--network-interface", "lo", "--host-discovery-script", str(hosts)]
+        return [str(Path(sys.executable).with_name("horovodrun")), *sizes, *discovery, *self.script]
+
+    def discover(self, slots: int) -> None:
+        working = self.folder / "hosts.new"
+        working.write_text(f"localhost:{slots}\n")
+        working.rename(self.folder / "hosts")
+
+    def scale(self, size: int) -> None:
+        if self.launched_by == "horovodrun":
+            self.discover(size)
+            return
+        with contextlib.suppress(EdlError), client.Job("bits") as job:
+            job.scale(size)
 
     def status(self) -> dict[str, Any] | None:
         """Return None before the job has begun, and between two leaders."""
@@ -106,7 +143,7 @@ class Run:
         return self.launcher.wait(PATIENCE_S)
 
     def output(self) -> str:
-        return (self.folder / "output.log").read_text(errors="replace")[-3000:]
+        return (self.folder / "output.log").read_text(errors="replace")[-9000:]
 
     def digests(self) -> set[str]:
         return {json.loads(path.read_text())["digest"] for path in self.folder.glob("digest*.json")}
@@ -116,8 +153,7 @@ def resized(run: Run, source: random.Random, times: int) -> None:
     size = 2
     for _ in range(times):
         size = source.choice([one for one in range(1, VIRTUAL + 1) if one != size])
-        with contextlib.suppress(EdlError), client.Job("bits") as job:
-            job.scale(size)
+        run.scale(size)
         if run.wait(size=size, steps=source.randrange(1, 6)) is None:
             return
         run.done["resizes"] += 1
@@ -128,20 +164,22 @@ def killed(run: Run, source: random.Random, times: int) -> None:
         status = run.wait(size=3, steps=source.randrange(1, 6))
         if status is None:
             return
-        time.sleep(source.random() * 2 * PACE_S)
+        time.sleep(source.random() * 0.1)
         os.kill(source.choice(status["workers"])["pid"], signal.SIGKILL)
         run.done["kills"] += 1
         time.sleep(0.5)  # until a leader has noticed: the size is 3 still
 
 
-def measured(case: str, options: argparse.Namespace, model: str, ring: str, folder: Path) -> dict[str, Any]:
-    source = random.Random(f"{options.seed} {case} {model} {ring}")
-    run = Run(folder, model, ring, options.epochs, options.loading)
+def measured(
+    case: str, options: argparse.Namespace, model: str, ring: str, launched_by: str, folder: Path
+) -> dict[str, Any]:
+    source = random.Random(f"{options.seed} {case} {model} {ring} {launched_by}")
+    run = Run(folder, options, model, ring, launched_by)
     os.environ["EDL_HOME"] = run.environ["EDL_HOME"]  # for the client
     began, disturbed = time.monotonic(), case in {"resize", "kill", "preempt"}
-    run.set_pace(PACE_S if disturbed else 0.0)
-    flags = ["--checkpoint", str(folder / "saved")] if case == "preempt" else []
-    run.start({"resize": 2, "kill": 3, "preempt": 2}.get(case) or int(case), *flags)
+    run.set_pace(options.pace if disturbed else 0.0)
+    checkpoint = folder / "saved" if case == "preempt" else None
+    run.start({"resize": 2, "kill": 3, "preempt": 2}.get(case) or int(case), checkpoint)
     if case == "resize":
         resized(run, source, options.resizes)
     elif case == "kill":
@@ -152,25 +190,28 @@ def measured(case: str, options: argparse.Namespace, model: str, ring: str, fold
                 break
             with contextlib.suppress(EdlError), client.Job("bits") as job:
                 job.preempt()
-            if (code := run.end()) != RESUMABLE:
+            code = run.end()
+            if code != (RESUMABLE if launched_by == "edl" else 1):  # horovodrun says no more
                 raise SystemExit(f"preempted, and ended with {code}: {run.output()}")
             run.done["preemptions"] += 1
-            run.start(workers, *flags)
+            run.start(workers, checkpoint)
     run.set_pace(0.0)
     code = run.end()
     if code:
         raise SystemExit(f"{case}, {model}, {ring}: exit code {code}: {run.output()}")
     found = sorted(run.digests())
     took_s = round(time.monotonic() - began, 1)
-    return {"case": case, "model": model, "ring": ring, "digests": found, "done": dict(run.done), "seconds": took_s}
+    named = {"case": case, "model": model, "ring": ring, "launcher": launched_by}
+    return {**named, "digests": found, "done": dict(run.done), "seconds": took_s}
 
 
 def results(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for model in options.models:
-        for ring in options.rings:
-            for case in options.cases:
-                with tempfile.TemporaryDirectory() as folder:
-                    yield measured(case, options, model, ring, Path(folder))
+        for ring, launched_by, case in itertools.product(options.rings, options.launchers, options.cases):
+            if (ring, launched_by) == ("torch", "horovodrun"):  # under horovodrun the ring is Horovod's
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                yield measured(case, options, model, ring, launched_by, Path(folder))
 
 
 def main() -> int:
@@ -178,11 +219,13 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=["mlp", "cnn", "transformer"])
     parser.add_argument("--rings", nargs="+", default=["torch", "horovod"])
     parser.add_argument("--cases", nargs="+", default=CASES, choices=CASES)
+    parser.add_argument("--launchers", nargs="+", default=["edl"], choices=LAUNCHERS)
     parser.add_argument("--resizes", type=int, default=50)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--preemptions", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--loading", type=int, default=-1)
+    parser.add_argument("--pace", type=float, default=0.05, help="seconds of a step at least, while it is disturbed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -194,7 +237,7 @@ def main() -> int:
         else:
             digests = " ".join(one[:16] for one in found["digests"])
             done = ", ".join(f"{count} {what}" for what, count in found["done"].items())
-            name = f"{found['model']:12} {found['ring']:8} {found['case']:8}"
+            name = f"{found['model']:12} {found['ring']:8} {found['launcher']:10} {found['case']:8}"
             print(f"{name} {digests} {found['seconds']:6.1f} s  {done}", flush=True)
     wrong = {model for model, digests in of_model.items() if len(digests) != 1}
     print("one digest for each model" if not wrong else f"digests differ: {', '.join(sorted(wrong))}")
