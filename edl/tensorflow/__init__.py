@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -131,6 +132,23 @@ def GradientTape(  # noqa: N802 - stands where a class would
     6.0
     """
     return AveragingTape(_framework.tape_reducer(_trainer), persistent, watch_accessed_variables)
+
+
+def add_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Give the gradients of one part of `edl.microbatches(batch)`, which a `tf.GradientTape` has found for `variables`.
+
+    Call it for each part, outside of any `tf.function`; the gradients may come from one.
+    """
+    _framework.add_gradients(_trainer, gradients, variables)
+
+
+def summed_gradients(variables: Sequence[Any]) -> list[Any]:
+    """Return the gradients of all parts that `edl.add_gradients` was given, for these variables, to clip and to apply.
+
+    Call it once after the loop over parts. With virtual workers they are those of all workers, equal to the bit however
+    many there are; else this worker's, and the optimizer averages them. None where no part gave any.
+    """
+    return _framework.summed_gradients(variables)
 
 
 def elastic_dataset(
@@ -258,6 +276,7 @@ __all__ = [
     "Optimizer",
     "RateTuner",
     "Warmup",
+    "add_gradients",
     "bites",
     "checkpoint",
     "elastic_dataset",
@@ -288,5 +307,6 @@ __all__ = [
     "shutdown",
     "size",
     "step",
+    "summed_gradients",
     "voidable",
 ]

@@ -13,6 +13,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 from tensorflow.python.eager import context
 from tensorflow.python.eager.execute import execute
 from tensorflow.python.framework import op_def_registry
@@ -38,6 +39,13 @@ class TensorFlowCollectives:
     def largest_begun(self, values: Sequence[int], name: str) -> Callable[[], list[int]]:
         """Begin `largest` on a thread: Horovod has no call for TensorFlow that comes back before its answer."""
         return background.begin(lambda: self.largest(values, name)).result
+
+    def sum(self, values: NDArray[np.int32], name: str) -> NDArray[np.int32]:
+        """Return the sum of all members' values in each place."""
+        with context.eager_mode(), tf.device("CPU:0"):
+            tensor = tf.convert_to_tensor(values)
+            reduced = _by_our_own(tensor, name, hvd.Sum, IN_TURN) if _has_our_own() else _summed(name)(tensor)
+            return np.asarray(reduced.numpy())
 
     def largest_in(self, library: int, values: list[int], name: str) -> list[int]:
         with context.eager_mode(), tf.device("CPU:0"):
@@ -91,5 +99,14 @@ def _reduction(name: str) -> Any:
     """Make a named reduction, in a graph, as only there has one of Horovod's own operations a name. Its first run takes
     some 60 ms.
     """
-    reduce = functools.partial(hvd._allreduce, op=hvd.Max, name=name)
-    return tf.function(reduce, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
+    return _traced(name, hvd.Max, tf.int64)
+
+
+@functools.cache
+def _summed(name: str) -> Any:
+    return _traced(name, hvd.Sum, tf.int32)
+
+
+def _traced(name: str, operation: int, kind: Any) -> Any:
+    reduce = functools.partial(hvd._allreduce, op=operation, name=name)
+    return tf.function(reduce, input_signature=[tf.TensorSpec([None], kind)], autograph=False)

@@ -29,6 +29,8 @@ from edl.tensorflow.ring_bytes import TensorFlowCollectives
 from edl.tensorflow.tf_fingerprints import fingerprints, fingerprints_begun, fingerprints_of_session
 from edl.tensorflow.tf_gradient_weight import TensorShare
 from edl.tensorflow.tf_noise import TensorNoise
+from edl.tensorflow.tf_part_sums import GivenGradients, TensorFlowPartSums, Weight
+from edl.tensorflow.tf_random_states import SeededNumbers
 from edl.tensorflow.tf_rate import TensorRate
 from edl.tensorflow.tf_reducer import Averaged, Measures, Reducer
 from edl.tensorflow.tf_snapshot import TensorFlowSnapshot, restore
@@ -76,7 +78,8 @@ class TensorFlowFramework:
 
     def __init__(self) -> None:
         prepare_environment()
-        self.ring = HorovodRing("horovod.tensorflow", TensorFlowCollectives(), _failed, self._named)
+        self._collectives = TensorFlowCollectives()
+        self.ring = HorovodRing("horovod.tensorflow", self._collectives, _failed, self._named)
         self.sort = TensorFlowTensors()
         self._share = TensorShare(lambda: self.ring.size)
         self._measures = Measures(Waiting(), TensorNoise())
@@ -91,6 +94,8 @@ class TensorFlowFramework:
         self._witnessed: list[Any] = []
         self._counted: tuple[int, ...] | None = None  # updates, when `applied` was asked last
         self._tape_reducer: Reducer | None = None
+        self._given = GivenGradients()
+        self._part_sums: TensorFlowPartSums | None = None
         self.unwrapped = KerasUnwrapped()
         self.updates_due = CountedUpdates()
 
@@ -115,6 +120,11 @@ class TensorFlowFramework:
         self.track(optimizer)
         if model is not None:
             self.add_model(model)
+        elif trainer.virtual:
+            raise UsageError(
+                "edl.Optimizer(optimizer): virtual workers add up what forward passes change in the model, too: give "
+                "model=, or start the job without --virtual-workers"
+            )
         if late:
             self._make_equal(trainer, [pair for pair in self._built_variables() if pair[1].ref() not in known])
 
@@ -356,8 +366,40 @@ class TensorFlowFramework:
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         self._share.set(weight, weightless=weightless)
 
-    def part_sums(self, trainer: StepPort) -> PartSums:  # noqa: ARG002 - the port's
-        raise UsageError("only PyTorch computes virtual workers: start a job of TensorFlow without --virtual-workers")
+    def part_sums(self, trainer: StepPort) -> PartSums:
+        if not tf.executing_eagerly():
+            raise UsageError(
+                "a graph of TensorFlow 1 cannot compute virtual workers one by one: execute eagerly, or start the job "
+                "without --virtual-workers"
+            )
+        numbers = SeededNumbers(lambda: self._models)
+        self._part_sums = TensorFlowPartSums(
+            trainer, self.ring, self._reducers, self._changed, numbers.begin_with, self._collectives.sum
+        )
+        self._given = self._part_sums.given
+        return self._part_sums
+
+    def _changed(self) -> Iterator[Weight]:
+        """Yield what steps change in the models: what is trained, and what forward passes change."""
+        self._built_variables()
+        for number, model in enumerate(self._models):
+            weights = getattr(model, "weights", None)
+            statistics = None if weights is None else {id(one) for one in statistics_of(model)}
+            for place, one in enumerate(model.variables if weights is None else weights):
+                is_moved = not one.trainable and (statistics is None or id(one) in statistics)
+                if one.trainable or is_moved:
+                    yield Weight(f"{number}.{place}", one, is_moved)
+
+    def add_gradients(self, trainer: StepPort, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Carries out `edl.tensorflow.add_gradients`."""
+        self._given.add(gradients, variables, trainer.step())
+
+    def summed_gradients(self, variables: Sequence[Any]) -> list[Any]:
+        """Carries out `edl.tensorflow.summed_gradients`."""
+        if self._part_sums is not None:
+            return self._part_sums.summed(variables)
+        given = self._given.take()
+        return [given.get(id(behind(one))) for one in variables]
 
     def applied(self) -> float | None:
         before, self._counted = self._counted, self.counts()
@@ -412,7 +454,8 @@ class TensorFlowFramework:
         self._rate.set(factor)
 
     def discard(self) -> None:
-        """Do nothing: a call of TensorFlow returns with its collectives done, or failed, so none is pending."""
+        """Forget gradients of parts. A call of TensorFlow returns with its collectives done, or failed."""
+        self._given.take()
 
     # -------------------------------------------------------------------------------------- what is the state
 

@@ -41,8 +41,11 @@ from edl.tensorflow.tf_noise import TensorNoise
 from edl.tensorflow.tf_tensors import behind
 from edl.tensorflow.wait_meter import Waiting, when
 from edl.trainer.framework_port import StepPort
+from edl.trainer.virtual_steps import TAKE_PARTS
 
 MARK = "edl_averaged"  # a collection of the graph
+OF_PARTS = f"{TAKE_PARTS}; give each part's gradients to edl.add_gradients(), and apply edl.summed_gradients()"
+VOID = "Horovod's ring has broken: this step is void"
 
 
 class Averaged:
@@ -149,11 +152,14 @@ class Reducer:
         self._traced: dict[str, Named] = {}
         self.skipped = 0  # updates that were not made, as no worker had samples
         self.asks = True  # each function traced so far asks before its update (`edl.tensorflow.kernels`)
+        self._summed_in = 0  # the mini-batch of the newest sum of virtual workers' parts
 
     def average(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient] | None:
         """The gradients of the global batch. None: there is no update in this mini-batch, as it is void or no worker
         has samples in it (only when executing eagerly).
         """
+        if self._trainer.virtual:
+            return self._of_parts(gradients)
         if not tf.executing_eagerly():
             return _each_present(gradients, self._average_in_graph)
         self._trainer.before_reduce()
@@ -173,6 +179,8 @@ class Reducer:
 
     def average_of_tape(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient] | None:
         """The same, for a tape; the optimizer need not average them again."""
+        if self._trainer.virtual:
+            raise UsageError(f"edl.GradientTape: take a tf.GradientTape. {OF_PARTS}")
         found = self.average(gradients, variables)
         self._averaged.note(variables, self._trainer.step())
         return found
@@ -180,6 +188,31 @@ class Reducer:
     def is_averaged(self, variables: Sequence[Any]) -> bool:
         """A tape has averaged the gradients of these, which are applied now."""
         return self._averaged.take(variables, self._trainer.step())
+
+    def note_summed(self) -> None:
+        """Note that all parts of this step are added up, or that it is void."""
+        self._summed_in = self._trainer.step()
+
+    def _of_parts(self, gradients: Sequence[Gradient]) -> list[Gradient] | None:
+        """Let an update be made by the gradients of all virtual workers' parts. None: there is none."""
+        if not tf.executing_eagerly():
+            return _each_present(gradients, self._checked_in_graph)
+        self._check_summed()
+        return None if self.skips() else list(gradients)
+
+    def _check_summed(self) -> None:
+        if self._summed_in != self._trainer.step():
+            raise UsageError(OF_PARTS)
+
+    def _checked_in_graph(self, gradients: list[Gradient]) -> list[Gradient]:
+        def check() -> bool:
+            self._check_summed()
+            if not self.goes_on():
+                raise RingBroken(VOID)
+            return True
+
+        with tf.control_dependencies([tf.numpy_function(check, [], tf.bool, stateful=True)]):
+            return [tf.nest.map_structure(tf.identity, one, expand_composites=True) for one in gradients]
 
     def skips(self) -> bool:
         """Executing eagerly, there is no update in this mini-batch. One without any worker's samples is over all the

@@ -13,14 +13,14 @@ Owns: these seeds. Does not own: which mini-batch is whose (`edl.trainer.data.sh
 from __future__ import annotations
 
 import hashlib
-import random
 import struct
 from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
-import numpy as np
 import torch
 from torch.utils.data import get_worker_info
+
+from edl.trainer import random_states
 
 NAME: Final = "torch.loading"  # among the states of random numbers
 
@@ -85,9 +85,7 @@ def _arrived(ids: list[int], seed: int) -> list[int]:
 
 def begin_with(seed: int) -> None:
     """Seed all random numbers of this process."""
-    random.seed(seed)
-    # The shared one, which augmentations draw from; with the two numbers alone it would give what `random` gives.
-    np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])  # noqa: NPY002
+    random_states.begin_with(seed)
     torch.default_generator.manual_seed(
         seed
     )  # `torch.manual_seed` writes down the stack, too: a hundred times the cost

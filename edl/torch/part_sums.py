@@ -1,8 +1,8 @@
 """Gradients and batch statistics of virtual workers in PyTorch, added up so that the bits do not depend on who adds.
 
 Owns: rounding and adding up, in whole numbers of 32 bits, what each part of a step gives, and the operation of the
-ring. Does not own: the scales (`edl.core.worker.fixed_point`), the order of parts and their seeds
-(`edl.trainer.virtual_steps`), nor what a failure leads to (`edl.trainer.trainer`).
+ring. Does not own: the scales (`edl.core.worker.fixed_point`), whether they suffice (`edl.trainer.part_notes`), the
+order of parts and their seeds (`edl.trainer.virtual_steps`), nor what a failure leads to (`edl.trainer.trainer`).
 
 All numbers of a step travel in one tensor: the gradients, the statistics that forward passes have moved, and behind
 them, for each of these, by how many virtual workers it was given, and how many of these had nan or infinities in it;
@@ -12,7 +12,6 @@ GradScaler and a script see it.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -22,16 +21,15 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from edl.collectives.ring_port import is_fault
-from edl.core.worker.fixed_point import ABSENT, SMALLEST, fits, following, needed, units
+from edl.core.worker.fixed_point import following, units
 from edl.errors import RingBroken, RingFault, UsageError
 from edl.torch.loading_seeds import begin_with
 from edl.torch.tensor_ring import TensorRing
 from edl.torch.torch_reducer import Reducer
 from edl.trainer.framework_port import StepPort
+from edl.trainer.part_notes import Given, PartNotes
 from edl.trainer.virtual_steps import Scales
 
-LANES: Final = 3  # of each tensor: given, with nan, with infinities
-WHOLE: Final = 0  # stands for an exponent where whole numbers are added as they are
 CACHED: Final = 1 << 16  # elements that stay in a processor's cache from one operation to the next
 IN_PLACE: Final = "with virtual workers write into it, as by copy_(), or start the job without --virtual-workers"
 NO_SUM: Final = "virtual workers cannot add that up; set it before training, or start the job without --virtual-workers"
@@ -89,13 +87,10 @@ class TorchPartSums:
         self._layout = _Layout([], [], [0])
         self._total = torch.zeros(0, dtype=torch.int32)
         self._pieces: list[torch.Tensor] = []  # of it, one for each tensor
-        self._numbers: dict[str, int] = {}  # of the tensors among these
         self._means = torch.zeros(0)
         self._rounded = torch.zeros(1)
         self._whole = torch.zeros(1, dtype=torch.int32)
-        self._given: list[list[int]] = []  # LANES of each tensor
-        self._needs: dict[str, int] = {}  # exponents, by what was given
-        self._short = False  # a scale did not suffice here, or is not known
+        self._notes = PartNotes(self._scales, [], short=False)
         self._empty = True  # nothing was added yet
         self._parameters: dict[str, torch.Tensor] = {}
         self._statistics: dict[str, _Statistic] = {}
@@ -118,9 +113,8 @@ class TorchPartSums:
             reducer.begin_parts()
         tensors = {**self._parameters, **{name: one.buffer for name, one in self._statistics.items()}}
         known = [name for name in tensors if name in scales.exponents]
-        self._needs, self._empty = {}, True
-        self._short = any(name not in scales.exponents for name in self._parameters)
-        self._given = [[0] * LANES for _ in known]
+        self._empty = True
+        self._notes = PartNotes(scales, known, short=any(name not in scales.exponents for name in self._parameters))
         if known != self._layout.names or [tensors[name].shape for name in known] != self._layout.shapes:
             self._lay_out(known, [tensors[name] for name in known])
 
@@ -130,11 +124,9 @@ class TorchPartSums:
             starts.append(starts[-1] + one.numel())
         self._layout = _Layout(names, [one.shape for one in tensors], starts)
         device = tensors[0].device if tensors else None
-        length = starts[-1] + LANES * len(names) + 1 + len(self._scales.differing)
-        self._total = torch.zeros(length, dtype=torch.int32, device=device)
+        self._total = torch.zeros(starts[-1] + self._notes.length, dtype=torch.int32, device=device)
         self._pieces = list(torch.split(self._total[: starts[-1]], [end - start for start, end in pairwise(starts)]))
         self._means = torch.zeros(starts[-1], device=device)
-        self._numbers = {name: number for number, name in enumerate(names)}
         most = max((one.numel() for one in tensors), default=0)
         size = max(1, most if device is not None and device.type != "cpu" else min(most, CACHED))
         self._rounded = torch.zeros(size, device=device)
@@ -159,7 +151,7 @@ class TorchPartSums:
                 given[name] = one.move()
         extremes: list[tuple[str, torch.return_types.aminmax]] = []
         for number, name in enumerate(self._layout.names):
-            if name in given and not self._short:
+            if name in given and not self._notes.short:
                 extremes += [(name, one) for one in self._add(number, given[name], weight)]
             elif self._empty:
                 self._pieces[number].zero_()
@@ -167,7 +159,7 @@ class TorchPartSums:
         extremes += [(name, torch.aminmax(one)) for name, one in given.items() if name not in known and one.numel()]
         self._empty = False
         for name, largest in _largest(extremes).items():
-            self._note(name, largest * weight, is_whole=not given[name].is_floating_point())
+            self._notes.note(name, largest * weight, is_whole=not given[name].is_floating_point())
 
     def _add(self, number: int, given: torch.Tensor, weight: float) -> Iterator[torch.return_types.aminmax]:
         """Add a tensor in pieces that stay in a cache. Yields the extremes of each."""
@@ -201,24 +193,6 @@ class TorchPartSums:
                     )
                 parameter.grad = None
                 yield name, gradient
-
-    def _note(self, name: str, largest: float, *, is_whole: bool) -> None:
-        """Note the largest that was given of a tensor, and whether its scale suffices. What is not finite needs none:
-        the sum tells that it was there.
-        """
-        finite = math.isfinite(largest)
-        need = WHOLE if is_whole else needed(largest) if finite else SMALLEST
-        self._needs[name] = max(need, self._needs.get(name, ABSENT))
-        exponent = self._scales.exponents.get(name)
-        if exponent is None:
-            self._short = True
-            return
-        lanes = self._given[self._numbers[name]]
-        lanes[0] += 1
-        if not finite:
-            lanes[1 if math.isnan(largest) else 2] += 1
-        elif not (is_whole or fits(largest, exponent)):
-            self._short = True
 
     # ----------------------------------------------------------------------------------------------------- the sum
 
@@ -263,52 +237,31 @@ class TorchPartSums:
         if any(name not in self._scales.exponents for name in self._parameters):  # on all workers alike
             self._agree()
             return False
-        differing = self._scales.differing
-        lanes = [*(number for lanes in self._given for number in lanes), int(self._short), *differing]
-        total[layout.length :] = torch.tensor(lanes, dtype=torch.int32)
+        total[layout.length :] = torch.tensor(self._notes.told(), dtype=torch.int32)
         if self._ring.size > 1:
             self._ring.sum_begun(total, "edl.parts")()
-        told = total[layout.length :].tolist()
-        given, short, differing = (
-            told[: -1 - len(differing)],
-            told[-1 - len(differing)],
-            told[len(told) - len(differing) :],
-        )
-        if short:
+        given = self._notes.hear(total[layout.length :].tolist())
+        if given is None:
             self._agree()
             return False
-        self._scales.hear_differing(differing)
         self._take_over(given, computed)
         self._summed_in = self._trainer.step()
         return True
 
     def _agree(self) -> None:
-        """Take the largest exponent that any worker needs for each tensor; all have the same tensors."""
-        names = [*self._parameters, *self._statistics]
-        digest = int.from_bytes(hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest(), "little")
-        needs = [self._needs.get(name, ABSENT) for name in names]
-        most = self._ring.largest([digest, -digest, len(names), -len(names)]) if self._ring.size > 1 else None
-        if most is not None and (most[0] != -most[1] or most[2] != -most[3]):
-            raise UsageError("the workers train different models: all must build the same one, and name it alike")
-        agreed = self._ring.largest(needs) if self._ring.size > 1 else needs
-        parameters = set(self._parameters)
-        for name, need in zip(names, agreed, strict=True):
-            if need > ABSENT:
-                self._scales.exponents[name] = need
-            elif name in parameters:
-                self._scales.exponents.setdefault(name, SMALLEST)
+        largest = self._ring.largest if self._ring.size > 1 else list
+        self._notes.agree(list(self._parameters), list(self._statistics), largest)
 
-    def _take_over(self, told: list[int], computed: int) -> None:
+    def _take_over(self, found: Sequence[Given], computed: int) -> None:
         """Make gradients and statistics of the sums, and the scales of the coming step."""
         layout, exponents = self._layout, self._scales.exponents
         whole = {name for name, one in self._statistics.items() if not one.start.is_floating_point()}
         sums, means = layout.views(self._total), layout.views(self._means)
         norms = _largest([pair for number, name in enumerate(layout.names) for pair in self._mean(number, name)])
         for number, name in enumerate(layout.names):
-            given, nans, infinities = told[LANES * number : LANES * (number + 1)]
-            mean = means[number]
-            if nans or infinities:
-                mean.fill_(float("nan") if nans else float("inf"))
+            mean, given = means[number], found[number].times
+            if (filled := found[number].filling) is not None:
+                mean.fill_(filled)
             elif given and name not in whole:
                 exponents[name] = following(norms[name], exponents[name], self._virtual)
             if (parameter := self._parameters.get(name)) is not None:

@@ -1,7 +1,7 @@
 """A worker's own states of random numbers: Python's, numpy's, and those of its framework.
 
-Owns: their form in a checkpoint. Does not own: the framework's (behind its port), nor when they are taken and given
-back (`edl.trainer.snapshot_writer`, `edl.trainer.first_state`).
+Owns: their form in a checkpoint, and beginning those of Python and numpy by a seed. Does not own: the framework's
+(behind its port), nor when they are taken and given back (`edl.trainer.snapshot_writer`, `edl.trainer.first_state`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,13 @@ class _Python(msgspec.Struct, frozen=True):
     version: int
     numbers: tuple[int, ...]
     gauss_next: float | None
+
+
+def begin_with(seed: int) -> None:
+    """Begin the numbers of Python's `random`, and of `numpy.random.rand()` and its like, by a seed of 63 bits."""
+    random.seed(seed)
+    # With the two numbers alone it would give what `random` gives.
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])  # noqa: NPY002
 
 
 def taken(framework: Framework) -> dict[str, bytes]:

@@ -14,7 +14,14 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 ONLY_THERE = {
-    "edl.tensorflow": {"GradientTape", "KerasCallback", "elastic_dataset", "voidable"},
+    "edl.tensorflow": {
+        "GradientTape",
+        "KerasCallback",
+        "add_gradients",
+        "elastic_dataset",
+        "summed_gradients",
+        "voidable",
+    },
     "edl.torch": {"ElasticDataLoader", "ElasticDataset", "prepare"},
 }
 MORE_ARGUMENTS = {"Optimizer"}  # a framework may need more, after those of all

@@ -13,7 +13,7 @@ Each case is a whole job of real processes that trains a model with four virtual
 
 Workers are started by `edl run`, as plain processes, or by plain `horovodrun`, whose discovery script gives the sizes.
 It prints the digest of weights, statistics, optimizer and moving average for each, and how often what was done. Goal:
-one digest for each model. Exit code 1 unless so.
+one digest for each model. Exit code 1 unless so, or if a job was over before all was done to it.
 """
 
 from __future__ import annotations
@@ -151,12 +151,13 @@ class Run:
 
 def resized(run: Run, source: random.Random, times: int) -> None:
     size = 2
+    run.wait(size=size)
     for _ in range(times):
         size = source.choice([one for one in range(1, VIRTUAL + 1) if one != size])
         run.scale(size)
         if run.wait(size=size, steps=source.randrange(1, 6)) is None:
             return
-        run.done["resizes"] += 1
+        run.done["resize"] += 1
 
 
 def killed(run: Run, source: random.Random, times: int) -> None:
@@ -166,7 +167,7 @@ def killed(run: Run, source: random.Random, times: int) -> None:
             return
         time.sleep(source.random() * 0.1)
         os.kill(source.choice(status["workers"])["pid"], signal.SIGKILL)
-        run.done["kills"] += 1
+        run.done["kill"] += 1
         time.sleep(0.5)  # until a leader has noticed: the size is 3 still
 
 
@@ -193,9 +194,11 @@ def measured(
             code = run.end()
             if code != (RESUMABLE if launched_by == "edl" else 1):  # horovodrun says no more
                 raise SystemExit(f"preempted, and ended with {code}: {run.output()}")
-            run.done["preemptions"] += 1
+            run.done["preempt"] += 1
             run.start(workers, checkpoint)
     run.set_pace(0.0)
+    if case in options.times and run.done[case] < options.times[case]:
+        raise SystemExit(f"{case}, {model}, {ring}: over after {run.done[case]}; give --epochs or --pace more")
     code = run.end()
     if code:
         raise SystemExit(f"{case}, {model}, {ring}: exit code {code}: {run.output()}")
@@ -229,6 +232,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    options.times = {"resize": options.resizes, "kill": options.kills, "preempt": options.preemptions}
     of_model: dict[str, set[str]] = {}
     for found in results(options):
         of_model.setdefault(found["model"], set()).update(found["digests"])
@@ -236,7 +240,7 @@ def main() -> int:
             print(json.dumps(found), flush=True)
         else:
             digests = " ".join(one[:16] for one in found["digests"])
-            done = ", ".join(f"{count} {what}" for what, count in found["done"].items())
+            done = ", ".join(f"{count} x {what}" for what, count in found["done"].items())
             name = f"{found['model']:12} {found['ring']:8} {found['launcher']:10} {found['case']:8}"
             print(f"{name} {digests} {found['seconds']:6.1f} s  {done}", flush=True)
     wrong = {model for model, digests in of_model.items() if len(digests) != 1}

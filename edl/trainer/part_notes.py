@@ -1,0 +1,97 @@
+"""What a worker notes of the tensors that its parts of a step give, beside their sums, and what all hear with them.
+
+Owns: by how many virtual workers each tensor was given, whether its scale suffices, and what all workers agree on where
+one did not. Does not own: the sums (the adapters), nor the scales (`edl.trainer.virtual_steps`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from edl.core.worker.fixed_point import ABSENT, SMALLEST, fits, needed
+from edl.errors import UsageError
+from edl.trainer.virtual_steps import Scales
+
+LANES: Final = 3  # of each tensor: given, with nan, with infinities
+WHOLE: Final = 0  # stands for an exponent where whole numbers are added as they are
+
+
+class Given(NamedTuple):
+    """By how many virtual workers a tensor was given, and how many of these had nan or infinities in it."""
+
+    times: int
+    nans: int
+    infinities: int
+
+    @property
+    def filling(self) -> float | None:
+        """Return what is in each element of a sum that is not finite."""
+        return math.nan if self.nans else math.inf if self.infinities else None
+
+
+class PartNotes:
+    """The notes of one step, on the tensors whose scales are known, in their order."""
+
+    def __init__(self, scales: Scales, names: Sequence[str], *, short: bool) -> None:
+        """`short`: a scale is not known."""
+        self.short = short  # a scale did not suffice here, or is not known
+        self._scales = scales
+        self._lanes = {name: [0] * LANES for name in names}
+        self._needs: dict[str, int] = {}  # exponents, by what was given
+
+    def note(self, name: str, largest: float, *, is_whole: bool) -> None:
+        """Note the largest that was given of a tensor, and whether its scale suffices. What is not finite needs none:
+        the sum tells that it was there.
+        """
+        finite = math.isfinite(largest)
+        need = WHOLE if is_whole else needed(largest) if finite else SMALLEST
+        self._needs[name] = max(need, self._needs.get(name, ABSENT))
+        exponent = self._scales.exponents.get(name)
+        if exponent is None or name not in self._lanes:
+            self.short = True
+            return
+        lanes = self._lanes[name]
+        lanes[0] += 1
+        if not finite:
+            lanes[1 if math.isnan(largest) else 2] += 1
+        elif not (is_whole or fits(largest, exponent)):
+            self.short = True
+
+    @property
+    def length(self) -> int:
+        """Return how many numbers `told` are."""
+        return LANES * len(self._lanes) + 1 + len(self._scales.differing)
+
+    def told(self) -> list[int]:
+        """Return what is added up over all workers."""
+        return [*(one for lanes in self._lanes.values() for one in lanes), int(self.short), *self._scales.differing]
+
+    def hear(self, told: Sequence[int]) -> list[Given] | None:
+        """Return what all workers gave of each tensor. None: a scale did not suffice, on any of them."""
+        numbers = LANES * len(self._lanes)
+        if told[numbers]:
+            return None
+        self._scales.hear_differing(told[numbers + 1 :])
+        return [Given(*told[start : start + LANES]) for start in range(0, numbers, LANES)]
+
+    def agree(
+        self, parameters: Sequence[str], statistics: Sequence[str], largest: Callable[[Sequence[int]], Sequence[int]]
+    ) -> None:
+        """Take the largest exponent that any worker needs for each tensor; all have the same tensors. Raises UsageError
+        where they have not.
+        """
+        names = [*parameters, *statistics]
+        digest = int.from_bytes(hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest(), "little")
+        most = largest([digest, -digest, len(names), -len(names)])
+        if most[0] != -most[1] or most[2] != -most[3]:
+            raise UsageError("the workers train different models: all must build the same one, and name it alike")
+        agreed = largest([self._needs.get(name, ABSENT) for name in names])
+        updated = set(parameters)
+        for name, need in zip(names, agreed, strict=True):
+            if need > ABSENT:
+                self._scales.exponents[name] = need
+            elif name in updated:
+                self._scales.exponents.setdefault(name, SMALLEST)
