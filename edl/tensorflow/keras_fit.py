@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from edl.collectives.horovod_ring import HorovodRing
 from edl.collectives.ring_port import of_all_members
-from edl.errors import RingBroken
+from edl.errors import RingBroken, UsageError
 from edl.tensorflow.fit_position import NO_FIT, FitStanding, begin_of, count_on, counts_of, fit_of, is_stream
 from edl.tensorflow.keras_optimizer import check_fit
 from edl.tensorflow.keras_validation import (
@@ -122,6 +122,11 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         self._before_stand_ins: Numbers | None = None  # what the metrics had counted
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's signature
+        if self._trainer.virtual:
+            raise UsageError(
+                "fit() computes a step at once, and not the parts of virtual workers: write the loop over "
+                "edl.microbatches(batch), or start the job without --virtual-workers"
+            )
         if self._wrap is not None:
             self._wrap(self.model)
         check_fit(self.model)

@@ -186,10 +186,10 @@ class TensorFlowPartSums:
             elif self._empty:
                 target.fill(0)
         self._empty = False
-        for name, one in given.items():
-            if one.size:
-                found = largest[name] if name in largest else _largest(one)
-                self._notes.note(name, found * weight, is_whole=_is_whole(one))
+        for name, values in given.items():
+            if values.size:
+                found = largest[name] if name in largest else _largest(values)
+                self._notes.note(name, found * weight, is_whole=_is_whole(values))
 
     def _gradients(self) -> Iterator[tuple[str, NDArray[Any]]]:
         taken = self.given.take()

@@ -18,19 +18,33 @@ from edl import client
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-SCRIPT = Path(__file__).parent / "jobs" / "same_bits.py"
-QUIET = {"CUDA_VISIBLE_DEVICES": "", "EDL_VIRTUAL_WORKERS": "4", "OMP_NUM_THREADS": "1"}
+JOBS = Path(__file__).parent / "jobs"
+TORCH, TENSORFLOW = JOBS / "same_bits.py", JOBS / "tf_same_bits.py"
+QUIET = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "EDL_VIRTUAL_WORKERS": "4",
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
 
 
 class Run:
     def __init__(
-        self, edl: Any, out: Path, workers: int, *options: str, ring: str = "torch", pace: float = 0.0
+        self,
+        edl: Any,
+        out: Path,
+        workers: int,
+        *options: str,
+        ring: str = "torch",
+        pace: float = 0.0,
+        script: Path = TORCH,
     ) -> None:
         out.mkdir()
         self.edl, self.out, self.pace = edl, out, out / "pace"
         self.set_pace(pace)
         arguments = ["--out", str(out), "--pace", str(self.pace), "--epochs", "3", *options]
-        program = edl.warm.command(SCRIPT)
+        ring = "horovod" if script is TENSORFLOW else ring
+        program = edl.warm.command(script)
         self.job = edl.start(
             "run", "-np", str(workers), "--job", "bits", "--ring", ring, *program, *arguments, **QUIET
         )  # fmt: skip
@@ -61,19 +75,25 @@ def alone() -> dict[str, str]:
     return {}
 
 
-def digest_alone(edl, tmp_path: Path, known: dict[str, str], model: str) -> str:
-    if model not in known:
-        known[model] = Run(edl, tmp_path / "alone", 1, "--model", model).digest()
-    return known[model]
+def digest_alone(edl, tmp_path: Path, known: dict[str, str], model: str, script: Path = TORCH) -> str:
+    name = f"{script.stem} {model}"
+    if name not in known:
+        known[name] = Run(edl, tmp_path / "alone", 1, "--model", model, script=script).digest()
+    return known[name]
 
 
-def test_three_workers_on_horovod_s_ring_have_the_bits_of_one(edl, tmp_path, alone) -> None:
-    run = Run(edl, tmp_path / "three", 3, "--model", "transformer", ring="horovod")
-    assert run.digest() == digest_alone(edl, tmp_path, alone, "transformer")
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [(TORCH, ()), pytest.param(TENSORFLOW, ("--loading", "0"), marks=pytest.mark.timeout(600))],
+)
+def test_three_workers_on_horovod_s_ring_have_the_bits_of_one(edl, tmp_path, alone, script: Path, options) -> None:
+    run = Run(edl, tmp_path / "three", 3, "--model", "transformer", *options, ring="horovod", script=script)
+    assert run.digest() == digest_alone(edl, tmp_path, alone, "transformer", script)
 
 
-def test_growth_a_death_and_shrinking_change_no_bit(edl, tmp_path, alone) -> None:
-    run = Run(edl, tmp_path / "changing", 2, "--model", "cnn", pace=0.15)
+@pytest.mark.parametrize("script", [TORCH, TENSORFLOW])
+def test_growth_a_death_and_shrinking_change_no_bit(edl, tmp_path, alone, script: Path) -> None:
+    run = Run(edl, tmp_path / "changing", 2, "--model", "cnn", pace=1.0, script=script)
     run.wait(2, 2)
     with client.Job("bits") as job:
         job.scale(3)
@@ -84,7 +104,7 @@ def test_growth_a_death_and_shrinking_change_no_bit(edl, tmp_path, alone) -> Non
         job.scale(1)
     assert run.wait(1, 0)["bits"] == "held"
     run.set_pace(0.0)
-    assert run.digest() == digest_alone(edl, tmp_path, alone, "cnn")
+    assert run.digest() == digest_alone(edl, tmp_path, alone, "cnn", script)
 
 
 @pytest.mark.parametrize("wrong", ["rounding", "order"])
@@ -107,6 +127,22 @@ def test_a_script_that_does_not_take_parts_is_told_how(edl, tmp_path) -> None:
     out, err = job.communicate(timeout=patient(100))
     assert job.returncode == 1
     assert "for part, share in edl.microbatches(batch):" in out + err
+
+
+def test_fit_is_refused_in_one_line(edl, tmp_path) -> None:
+    script = tmp_path / "fit.py"
+    script.write_text(
+        "import keras, numpy as np, edl.tensorflow as edl\n"
+        "edl.init()\n"
+        "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "model.compile(edl.Optimizer(keras.optimizers.SGD(0.1), model=model), 'mse')\n"
+        "data = edl.elastic_dataset((np.ones((8, 2)), np.ones((8, 1))), 2)\n"
+        "model.fit(data, callbacks=[edl.KerasCallback()])\n"
+    )
+    job = edl.start("run", "-np", "1", "--max-restarts", "0", *edl.warm.command(script), **QUIET)
+    out, err = job.communicate(timeout=patient(150))
+    assert job.returncode == 1
+    assert "UsageError: fit() computes a step at once" in out + err
 
 
 def test_more_workers_than_virtual_ones_are_refused(edl) -> None:

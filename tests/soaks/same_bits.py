@@ -2,7 +2,7 @@
 
     python -m tests.soaks.same_bits [--models mlp cnn transformer] [--rings torch horovod] [--cases CASE...]
         [--launchers edl horovodrun] [--resizes 50] [--kills 10] [--preemptions 2] [--epochs 60] [--pace 0.05]
-        [--seed 0] [--json]
+        [--framework torch|tensorflow] [--seed 0] [--json]
 
 Each case is a whole job of real processes that trains a model with four virtual workers:
 
@@ -42,7 +42,8 @@ from edl.errors import EdlError
 LAUNCHERS = ("edl", "horovodrun")
 
 VIRTUAL = 4
-SCRIPT = Path(__file__).parents[1] / "integration" / "jobs" / "same_bits.py"
+JOBS = Path(__file__).parents[1] / "integration" / "jobs"
+SCRIPTS = {"torch": JOBS / "same_bits.py", "tensorflow": JOBS / "tf_same_bits.py"}
 CASES = ("1", "2", "3", "4", "resize", "kill", "preempt")
 RESUMABLE = 75
 PATIENCE_S = 600.0
@@ -58,11 +59,11 @@ class Run:
         self.environ = {
             **os.environ, "EDL_HOME": str(folder / "home"), "EDL_RING": ring, "EDL_MAX_RESTARTS": "1000",
             "EDL_VIRTUAL_WORKERS": str(VIRTUAL), "EDL_AUDIT": str(folder / "audit"), "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
         }  # fmt: skip
         self.script = [
             sys.executable,
-            str(SCRIPT),
+            str(SCRIPTS[options.framework]),
             "--out",
             str(folder),
             "--model",
@@ -211,7 +212,7 @@ def measured(
 def results(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for model in options.models:
         for ring, launched_by, case in itertools.product(options.rings, options.launchers, options.cases):
-            if (ring, launched_by) == ("torch", "horovodrun"):  # under horovodrun the ring is Horovod's
+            if ring == "torch" and (launched_by == "horovodrun" or options.framework == "tensorflow"):  # Horovod's only
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 yield measured(case, options, model, ring, launched_by, Path(folder))
@@ -220,6 +221,7 @@ def results(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["mlp", "cnn", "transformer"])
+    parser.add_argument("--framework", default="torch", choices=tuple(SCRIPTS))
     parser.add_argument("--rings", nargs="+", default=["torch", "horovod"])
     parser.add_argument("--cases", nargs="+", default=CASES, choices=CASES)
     parser.add_argument("--launchers", nargs="+", default=["edl"], choices=LAUNCHERS)
