@@ -33,6 +33,7 @@ class PairedModel(msgspec.Struct, frozen=True):
     layers: int
     samples: int  # of a step, of one worker
     steps: int  # of a turn
+    script: Path = SCRIPT
 
 
 MODELS = {"mlp": PairedModel(256, 6, 32, 100), "large": PairedModel(2048, 6, 8, 8)}
@@ -64,7 +65,7 @@ def paired_turns(
         environ = {**os.environ, "EDL_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1", "TMPDIR": name}
         logs = {kind: folder / f"{kind}.log" for kind in ways}
         for kind, way in ways.items():
-            command = [*INTERRUPTED_WITH_PARENT, *way, str(SCRIPT), *numbers, str(folder), kind, device]
+            command = [*INTERRUPTED_WITH_PARENT, *way, str(model.script), *numbers, str(folder), kind, device]
             with logs[kind].open("w") as log:
                 job = subprocess.Popen(
                     command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
