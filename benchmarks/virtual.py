@@ -26,6 +26,7 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ def step(options: argparse.Namespace) -> tuple[bool, list[Row]]:
         for ring in options.rings:
             with tempfile.TemporaryDirectory() as folder:
                 os.environ.update({BYTES: folder, "VIRTUAL": str(options.virtual), "CUDA_VISIBLE_DEVICES": ""})
-                ways = {way: [*edl_run(2, way, *flags(way, options.virtual, ring)), sys.executable] for way in WAYS}
+                ways: dict[str, Sequence[str]] = {
+                    way: [*edl_run(2, way, *flags(way, options.virtual, ring)), sys.executable] for way in WAYS
+                }
                 trained = msgspec.structs.replace(MODELS[model], script=Path(__file__).resolve())
                 found = paired_turns(ways, trained, options.turns + 1)
                 noted = {way: noted_by(Path(folder), way) for way in WAYS}
@@ -157,7 +160,7 @@ def train_in_turns(words: list[str]) -> None:
 
 
 def loss(options: argparse.Namespace) -> tuple[bool, list[Row]]:
-    rows = []
+    rows: list[Row] = []
     for seed in range(options.seeds):
         found = {way: learnt(way, seed, options) for way in WAYS}
         rows.append({"seed": seed, **{f"{way}, {name}": one[name] for way, one in found.items() for name in one}})
