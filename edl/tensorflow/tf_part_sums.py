@@ -128,6 +128,7 @@ class TensorFlowPartSums:
         self._empty = True  # nothing was added yet
         self._parameters: dict[str, Any] = {}
         self._statistics: dict[str, _Statistic] = {}
+        self._gpus = " ".join(sorted({_kind(one) for one in tf.config.list_physical_devices("GPU")})) or "none"
         self.given = GivenGradients()
 
     # -------------------------------------------------------------------------------------------------- the parts
@@ -167,8 +168,8 @@ class TensorFlowPartSums:
         return {
             "tensorflow": str(tf.__version__),
             "number of threads": str(threads),
-            "op determinism": str(config.is_op_determinism_enabled()),
-            "device": " ".join(sorted({_kind(one) for one in tf.config.list_physical_devices("GPU")})) or "CPU",
+            "GPU": self._gpus,
+            "setting of deterministic operations": str(config.is_op_determinism_enabled()),
         }
 
     def take(self, weight: float) -> None:

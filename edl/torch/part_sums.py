@@ -140,7 +140,18 @@ class TorchPartSums:
         begin_with(seed)
 
     def conditions(self) -> dict[str, str]:
-        return {"torch": str(torch.__version__), "number of threads": str(torch.get_num_threads())}
+        on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        cudnn = torch.backends.cudnn
+        return {
+            "torch": str(torch.__version__),
+            "number of threads": str(torch.get_num_threads()),
+            "GPU": torch.cuda.get_device_name() if on_gpu else "none",
+            "setting of cuDNN": f"deterministic {cudnn.deterministic}, benchmark {cudnn.benchmark}"
+            if on_gpu
+            else "none",
+            "setting of deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+            "precision of products": torch.get_float32_matmul_precision(),
+        }
 
     def take(self, weight: float) -> None:
         given = dict(self._gradients())

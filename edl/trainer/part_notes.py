@@ -80,14 +80,19 @@ class PartNotes:
     def agree(
         self, parameters: Sequence[str], statistics: Sequence[str], largest: Callable[[Sequence[int]], Sequence[int]]
     ) -> None:
-        """Take the largest exponent that any worker needs for each tensor; all have the same tensors. Raises UsageError
-        where they have not.
+        """Take the largest exponent that any worker needs for each tensor, and compare what bits depend on. Raises
+        UsageError where workers have not the same tensors.
         """
         names = [*parameters, *statistics]
         digest = int.from_bytes(hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest(), "little")
         most = largest([digest, -digest, len(names), -len(names)])
         if most[0] != -most[1] or most[2] != -most[3]:
             raise UsageError("the workers train different models: all must build the same one, and name it alike")
+        marks = self._scales.marks
+        most = largest([*marks, *(-one for one in marks)])
+        self._scales.hear_differing(
+            [int(one != -other) for one, other in zip(most[: len(marks)], most[len(marks) :], strict=True)]
+        )
         agreed = largest([self._needs.get(name, ABSENT) for name in names])
         updated = set(parameters)
         for name, need in zip(names, agreed, strict=True):

@@ -735,7 +735,7 @@ class Trainer:
         if lease is None:
             raise UsageError(f"edl.microbatches(): step {step} has no mini-batch yet; call it in the loop over samples")
         parts = parts_of(spec, lease, step)
-        return parts if parts.parts else stand_ins(spec, parts.computed, rows_of(batch))
+        return parts if parts.parts else stand_ins(spec, parts, rows_of(batch))
 
     def loads_of(self, ids: Ids) -> list[PartLoad]:
         """Return what the parts of the mini-batch being worked on are loaded from."""

@@ -57,8 +57,14 @@ class Scales:
         self._step = step
         self._lost = ""  # since when, and by what, bits are not held
 
-    def begin_step(self) -> None:
-        """A step begins, or begins anew, as it was void: then what it has changed is no part of what comes again."""
+    def begin_step(self, conditions: Mapping[str, str] | None = None) -> None:
+        """A step begins, or begins anew, as it was void: then what it has changed is no part of what comes again.
+        `conditions`: of this process now; those of the job are those of its first step.
+        """
+        if conditions is not None:
+            self._here = dict(conditions)
+        if not self._of_step:
+            self._of_job = self._here
         if (step := self._step()) == self._of_step:
             self.exponents = dict(self._at_start)
         else:
@@ -72,7 +78,13 @@ class Scales:
     @property
     def differing(self) -> list[int]:
         """Return for each condition, in the order of names, whether this process is not as the job began."""
-        return [int(self._here[name] != self._of_job.get(name)) for name in sorted(self._here)]
+        return [int(_differ(self._here[name], self._of_job.get(name, ""))) for name in sorted(self._here)]
+
+    @property
+    def marks(self) -> list[int]:
+        """Return for each condition, in the order of names, a number that is the same where it is alike."""
+        texts = (self._here[name].encode() for name in sorted(self._here))
+        return [int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "little") for text in texts]
 
     def hear_differing(self, workers: Sequence[int]) -> None:
         """Note how many workers of this step are not as the job began, in each condition. All hear the same."""
@@ -98,8 +110,13 @@ class Scales:
 
 def differences(here: Mapping[str, str], of_job: Mapping[str, str]) -> str:
     """Say in which conditions this process is not as the job began; empty: in none."""
-    names = [name for name in sorted({*here, *of_job}) if here.get(name) != of_job.get(name)]
+    names = [name for name in sorted({*here, *of_job}) if _differ(here.get(name, ""), of_job.get(name, ""))]
     return "; ".join(f"{name} is {here.get(name)} here, and was {of_job.get(name)}" for name in names)
+
+
+def _differ(one: str, other: str) -> bool:
+    """Compare two conditions; an empty one is not known yet, or was not asked for by an older edl."""
+    return bool(one and other) and one != other
 
 
 class StepPlace(NamedTuple):
@@ -130,6 +147,7 @@ class VirtualParts(NamedTuple):
     parts: tuple[PartOfStep, ...]  # of this worker
 
     rows: int  # of this worker's mini-batch
+    batch: int = 0  # samples of a whole step; 0: this one does not count
 
 
 def parts_of(spec: DataSpec, lease: Lease, step: int) -> VirtualParts:
@@ -145,7 +163,7 @@ def parts_of(spec: DataSpec, lease: Lease, step: int) -> VirtualParts:
         if first <= number < last and size
     )
     place = StepPlace(spec.seed, whole[0].epoch, _number(lease, whole[0])) if whole else nowhere(spec)
-    return VirtualParts(place, sum(map(bool, sizes)), parts, bounds[last] - bounds[first])
+    return VirtualParts(place, sum(map(bool, sizes)), parts, bounds[last] - bounds[first], lease.batch)
 
 
 def _number(lease: Lease, first: Range) -> int:
@@ -158,9 +176,9 @@ def nowhere(spec: DataSpec) -> StepPlace:
     return StepPlace(spec.seed, -1, 0)
 
 
-def stand_ins(spec: DataSpec, computed: int, rows: int) -> VirtualParts:
+def stand_ins(spec: DataSpec, others: VirtualParts, rows: int) -> VirtualParts:
     """Return the one part of a worker that has no samples in a step of the others."""
-    return VirtualParts(nowhere(spec), computed, (PartOfStep(0, 0, rows, 0.0),), rows)
+    return VirtualParts(nowhere(spec), others.computed, (PartOfStep(0, 0, rows, 0.0),), rows, others.batch)
 
 
 def rehearsed(spec: DataSpec, rows: int) -> VirtualParts:
@@ -235,8 +253,8 @@ class VirtualSteps:
     """The loops of one trainer over parts of steps."""
 
     def __init__(self, sums: PartSums, sort: Tensors, port: VirtualPort, virtual: int) -> None:
-        self.scales = Scales({"machine": machine(), **sums.conditions()}, port.step_of_all_lives)
-        self._sums = sums
+        self._sums, self._machine = sums, machine()
+        self.scales = Scales(self._conditions(), port.step_of_all_lives)
         self._sort = sort
         self._port = port
         self._told = ""
@@ -247,7 +265,7 @@ class VirtualSteps:
         """Carry out `edl.microbatches`."""
         sums, found = self._sums, self._port.parts_of_step(batch)
         if (call := self._call()) == 0:
-            self.scales.begin_step()
+            self.scales.begin_step(self._conditions(found.batch))
         again = True
         while again:
             sums.begin(self.scales, self._virtual)
@@ -261,6 +279,9 @@ class VirtualSteps:
         if self.scales.bits != self._told:
             self._told = self.scales.bits
             self._port.tell_bits(self._told)
+
+    def _conditions(self, batch: int = 0) -> dict[str, str]:
+        return {"machine": self._machine, "batch": str(batch or ""), **self._sums.conditions()}
 
     def _within(self, batch: Any, part: PartOfStep, rows: int, most: int | None) -> Iterator[tuple[Any, float]]:
         """Yield one virtual worker's samples, in as many pieces as a memory for `most` samples asks for."""

@@ -119,8 +119,8 @@ def run(size: int, give: Callable[[int], list[Any]] = gradients_of, steps: int =
 
     def train(rank: int) -> None:
         member = members[rank]
-        for _ in range(steps):
-            gradients = member.step(range(rank * VIRTUAL // size, (rank + 1) * VIRTUAL // size), give)
+        parts = range(rank * VIRTUAL // size, (rank + 1) * VIRTUAL // size)
+        gradients = [member.step(parts, give) for _ in range(steps)][-1]
         values = [None if one is None else one.numpy() for one in (*gradients, member.mean, member.count)]
         found[rank] = [*values, member.seat.voided, sorted(member.scales.exponents.items())]
 

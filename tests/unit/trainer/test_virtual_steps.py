@@ -22,6 +22,7 @@ from edl.trainer.virtual_steps import (
     VirtualSteps,
     cut_rows,
     differences,
+    nowhere,
     parts_of,
     rehearsed,
     stand_ins,
@@ -182,7 +183,7 @@ def test_numbers_before_the_parts_begin_alike_on_all_workers_and_each_time() -> 
 
 def test_stand_ins_and_rehearsals_are_one_part() -> None:
     sums = Sums()
-    for found in (stand_ins(SPEC, 3, 5), rehearsed(SPEC, 5)):
+    for found in (stand_ins(SPEC, VirtualParts(nowhere(SPEC), 3, (), 0, 16), 5), rehearsed(SPEC, 5)):
 
         def given(_: Any, parts: VirtualParts = found) -> VirtualParts:
             return parts
@@ -232,7 +233,7 @@ def test_all_workers_hear_since_when_and_why_bits_are_not_held() -> None:
         assert one.bits == "not held since step 9: a worker with another torch"
         one.hear_differing([5, 0])
     assert first.state_dict() == second.state_dict()
-    later = Scales({"threads": "1", "torch": "2"})
+    later = Scales({"threads": "1", "torch": "2", "GPU": "none"})
     later.load_state_dict(first.state_dict())
     assert later.bits == first.bits, "what comes after is not what it would have been"
 
@@ -252,3 +253,21 @@ def test_of_a_stream_a_shard_is_one_virtual_worker_s_and_each_step_has_seeds_of_
     ]
     alone = msgspec.structs.replace(short, part=(1, 2, 2))
     assert (alone.between(2, 3), alone.share(3)) == (ends[2:], 1)
+
+
+def test_the_conditions_of_the_job_are_those_of_its_first_step() -> None:
+    """A script may set its threads after it has joined; a batch is known with the first step."""
+    step = 1
+    scales = Scales({"threads": "2", "batch": ""}, lambda: step)
+    scales.begin_step({"threads": "1", "batch": "32"})
+    assert scales.differing == [0, 0]
+    step = 2
+    scales.begin_step({"threads": "1", "batch": "16"})
+    assert scales.differing == [1, 0]
+    resumed = Scales({"threads": "1", "batch": ""}, lambda: 3)
+    resumed.load_state_dict(scales.state_dict())
+    assert resumed.differing == [0, 0]
+    resumed.begin_step({"threads": "1", "batch": "16"})
+    assert resumed.differing == [1, 0]
+    assert Scales({"threads": "1"}).marks == scales.marks[1:]
+    assert Scales({"threads": "2"}).marks != scales.marks[1:]

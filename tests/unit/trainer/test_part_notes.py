@@ -1,0 +1,75 @@
+"""`edl.trainer.part_notes`: what workers tell each other of the tensors of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from edl.errors import UsageError
+from edl.trainer.part_notes import PartNotes
+from edl.trainer.virtual_steps import Scales
+
+
+def agreed(workers: Sequence[PartNotes], names: Sequence[Sequence[str]]) -> None:
+    """Let each worker agree; what it says in the first pass is what all hear in the second."""
+    said: list[list[list[int]]] = [[] for _ in workers]
+    for heard in (False, True):
+        for number, one in enumerate(workers):
+            calls = iter(range(3))
+
+            def largest(
+                values: Sequence[int], number: int = number, calls: object = calls, heard: bool = heard
+            ) -> list[int]:
+                call = next(calls)  # type: ignore[call-overload]
+                if heard:
+                    return [max(same) for same in zip(*(words[call] for words in said), strict=True)]
+                said[number].append(list(values))
+                return list(values)
+
+            one.agree(names[number], [], largest)
+
+
+def notes_of(conditions: dict[str, str], largest: float) -> tuple[Scales, PartNotes]:
+    scales = Scales(conditions, lambda: 4)
+    notes = PartNotes(scales, [], short=True)
+    notes.note("weight", largest, is_whole=False)
+    return scales, notes
+
+
+def test_all_take_the_largest_scale_and_hear_of_other_conditions() -> None:
+    found = [notes_of({"machine": "x", "threads": threads}, size) for threads, size in (("1", 0.3), ("2", 5.0))]
+    agreed([notes for _, notes in found], [["weight"], ["weight"]])
+    assert [scales.exponents for scales, _ in found] == [{"weight": 4}, {"weight": 4}]
+    assert {scales.bits for scales, _ in found} == {"not held since step 4: a worker with another threads"}
+
+
+def test_alike_conditions_are_held() -> None:
+    found = [notes_of({"machine": "x"}, size) for size in (0.3, 5.0)]
+    agreed([notes for _, notes in found], [["weight"], ["weight"]])
+    assert {scales.bits for scales, _ in found} == {"held"}
+
+
+def test_other_tensors_are_refused() -> None:
+    found = [notes_of({}, 1.0) for _ in range(2)]
+    with pytest.raises(UsageError, match="the workers train different models"):
+        agreed([notes for _, notes in found], [["weight"], ["bias"]])
+
+
+def test_what_is_told_comes_back() -> None:
+    scales = Scales({"machine": "x"})
+    scales.exponents = {"weight": 3, "bias": 3}
+    notes = PartNotes(scales, ["weight", "bias"], short=False)
+    notes.note("weight", 1.0, is_whole=False)
+    notes.note("weight", math.nan, is_whole=False)
+    notes.note("bias", math.inf, is_whole=False)
+    told = notes.told()
+    assert len(told) == notes.length
+    weight, bias = notes.hear(told) or []
+    assert (weight.times, bias.times) == (2, 1)
+    assert weight.filling is not None
+    assert math.isnan(weight.filling)
+    assert bias.filling == math.inf
+    notes.note("bias", 9.0, is_whole=False)
+    assert notes.hear(notes.told()) is None, "its scale does not suffice"
