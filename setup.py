@@ -59,6 +59,9 @@ setup(
         part("edl.collectives._guard", "-std=c++17", "-O2", sources=["edl/collectives/_guard.cpp"], language="c++"),
         part("edl.transport._count", "-std=c11", "-O2", sources=["edl/transport/_count.c"]),
         part("edl.core.worker._digest", "-std=c11", "-O3", sources=["edl/core/worker/_digest.c"]),
+        part(
+            "edl.core.worker._rounding", "-std=c11", "-O3", "-fno-math-errno", sources=["edl/core/worker/_rounding.c"]
+        ),
         part("edl.coordination._gate", "-std=c11", "-O2", sources=["edl/coordination/_gate.c"]),
     ],
 )

@@ -19,6 +19,7 @@ COMPILED = (
     "edl/collectives/_guard",
     "edl/coordination/_gate",
     "edl/core/worker/_digest",
+    "edl/core/worker/_rounding",
     "edl/transport/_count",
 )
 NEEDED = (

@@ -25,6 +25,7 @@ from tensorflow.python.framework import config
 
 from edl.collectives.horovod_ring import HorovodRing
 from edl.core.worker.fixed_point import following, units
+from edl.core.worker.rounding import add_rounded, mean_of
 from edl.errors import UsageError
 from edl.tensorflow.tf_reducer import Reducer, Voidable
 from edl.tensorflow.tf_tensors import behind
@@ -33,7 +34,6 @@ from edl.trainer.part_notes import Given, PartNotes
 from edl.trainer.virtual_steps import Scales
 
 SUMMED: Final = (tf.float32, tf.float16, tf.bfloat16)
-CACHED: Final = 1 << 16  # elements that stay in a processor's cache from one operation to the next
 OUTSIDE: Final = (
     "edl.microbatches() inside of a tf.function: its parts are not the same in each step; loop over them outside, and "
     "call the function for each part"
@@ -214,22 +214,12 @@ class TensorFlowPartSums:
             yield name, np.asarray(gradient.numpy(), np.float32)
 
     def _add(self, name: str, target: NDArray[np.int32], source: NDArray[Any], weight: float) -> float:
-        """Add a tensor in pieces that stay in a cache; return its largest element."""
+        """Add a tensor; return its largest element."""
         if _is_whole(source):
             target[:] = source if self._empty else target + source
             return _largest(source)
-        factor, largest = weight * units(self._scales.exponents[name], self._virtual), 0.0
-        for start in range(0, len(source), CACHED):
-            piece, into = source[start : start + CACHED], target[start : start + CACHED]
-            largest = _larger(largest, _largest(piece))
-            rounded = np.rint(np.multiply(piece, factor, dtype=np.float32))
-            with np.errstate(invalid="ignore"):  # of what is not finite, which is noted, or does not fit: then again
-                whole = rounded.astype(np.int32)
-            if self._empty:
-                into[:] = whole
-            else:
-                np.add(into, whole, out=into)
-        return largest
+        factor = weight * units(self._scales.exponents[name], self._virtual)
+        return add_rounded(np.ascontiguousarray(source, np.float32), target, factor, self._empty)
 
     # ----------------------------------------------------------------------------------------------------- the sum
 
@@ -251,7 +241,7 @@ class TensorFlowPartSums:
             self._agree()
             return False
         self._total[self._layout.starts[-1] :] = self._notes.told()
-        total = self._total if self._ring.size <= 1 else self._sum()
+        total = self._total if self._ring.size <= 1 else np.ascontiguousarray(self._sum())
         given = self._notes.hear(total[self._layout.starts[-1] :].tolist())
         if given is None:
             self._agree()
@@ -284,11 +274,11 @@ class TensorFlowPartSums:
                 statistic.variable.assign(statistic.start + moved.astype(statistic.start.dtype))
                 continue
             mean = np.empty(end - start, np.float32)
-            np.multiply(sums, 1.0 / (units(exponents[name], self._virtual) * self._virtual), out=mean)
+            largest = mean_of(sums, mean, 1.0 / (units(exponents[name], self._virtual) * self._virtual))
             if given.filling is not None:
                 mean.fill(given.filling)
             elif len(mean):
-                exponents[name] = following(_largest(mean), exponents[name], self._virtual)
+                exponents[name] = following(largest, exponents[name], self._virtual)
             mean = mean.reshape(layout.shapes[number])
             if statistic is None:
                 self._means[id(behind(self._parameters[name]))] = mean
@@ -321,10 +311,6 @@ def _largest(values: NDArray[Any]) -> float:
     """Return the largest absolute value; nan if there is any."""
     low = float(values.min())
     return low if math.isnan(low) else max(-low, float(values.max()))
-
-
-def _larger(one: float, other: float) -> float:
-    return one if one >= other or math.isnan(one) else other
 
 
 def _kind(device: Any) -> str:

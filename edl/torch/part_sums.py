@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from edl.collectives.ring_port import is_fault
 from edl.core.worker.fixed_point import following, units
+from edl.core.worker.rounding import add_rounded, mean_of
 from edl.errors import RingBroken, RingFault, UsageError
 from edl.torch.loading_seeds import begin_with
 from edl.torch.tensor_ring import TensorRing
@@ -161,16 +162,25 @@ class TorchPartSums:
             if one.has_moved:
                 given[name] = one.move()
         extremes: list[tuple[str, torch.return_types.aminmax]] = []
+        largest: dict[str, float] = {}
         for number, name in enumerate(self._layout.names):
             if name in given and not self._notes.short:
-                extremes += [(name, one) for one in self._add(number, given[name], weight)]
+                if _is_plain(given[name]):
+                    largest[name] = self._add_plain(number, given[name], weight)
+                else:
+                    extremes += [(name, one) for one in self._add(number, given[name], weight)]
             elif self._empty:
                 self._pieces[number].zero_()
-        known = {name for name, _ in extremes}
+        known = {*largest, *(name for name, _ in extremes)}
         extremes += [(name, torch.aminmax(one)) for name, one in given.items() if name not in known and one.numel()]
         self._empty = False
-        for name, largest in _largest(extremes).items():
-            self._notes.note(name, largest * weight, is_whole=not given[name].is_floating_point())
+        for name, size in (*largest.items(), *_largest(extremes).items()):
+            self._notes.note(name, size * weight, is_whole=not given[name].is_floating_point())
+
+    def _add_plain(self, number: int, given: torch.Tensor, weight: float) -> float:
+        """Add a tensor in main memory; return its largest element."""
+        factor = weight * units(self._scales.exponents[self._layout.names[number]], self._virtual)
+        return add_rounded(given.detach().numpy(), self._pieces[number].numpy(), factor, self._empty)
 
     def _add(self, number: int, given: torch.Tensor, weight: float) -> Iterator[torch.return_types.aminmax]:
         """Add a tensor in pieces that stay in a cache. Yields the extremes of each."""
@@ -268,7 +278,13 @@ class TorchPartSums:
         layout, exponents = self._layout, self._scales.exponents
         whole = {name for name, one in self._statistics.items() if not one.start.is_floating_point()}
         sums, means = layout.views(self._total), layout.views(self._means)
-        norms = _largest([pair for number, name in enumerate(layout.names) for pair in self._mean(number, name)])
+        norms: dict[str, float] = {}
+        if self._means.device.type == "cpu":
+            for number, name in enumerate(layout.names):
+                into = self._means[layout.starts[number] : layout.starts[number + 1]]
+                norms[name] = mean_of(self._pieces[number].numpy(), into.numpy(), self._share(name))
+        else:
+            norms = _largest([pair for number, name in enumerate(layout.names) for pair in self._mean(number, name)])
         for number, name in enumerate(layout.names):
             mean, given = means[number], found[number].times
             if (filled := found[number].filling) is not None:
@@ -282,9 +298,13 @@ class TorchPartSums:
                 moved = torch.div(sums[number], computed, rounding_mode="floor") if name in whole else mean
                 buffer.copy_(start + moved.to(start.dtype))
 
+    def _share(self, name: str) -> float:
+        """Return what a sum of whole numbers is multiplied by to be a mean."""
+        return 1.0 / (units(self._scales.exponents[name], self._virtual) * self._virtual)
+
     def _mean(self, number: int, name: str) -> Iterator[tuple[str, torch.return_types.aminmax]]:
         """Make the mean of a sum, in pieces that stay in a cache. Yields the extremes of each."""
-        factor = 1.0 / (units(self._scales.exponents[name], self._virtual) * self._virtual)
+        factor = self._share(name)
         size, target = len(self._rounded), self._means[self._layout.starts[number] : self._layout.starts[number + 1]]
         for piece, into in zip(torch.split(self._pieces[number], size), torch.split(target, size), strict=True):
             if len(piece):
@@ -296,6 +316,11 @@ class TorchPartSums:
             for one in self._statistics.values():
                 if one.has_moved:
                     one.buffer.copy_(one.start)
+
+
+def _is_plain(given: torch.Tensor) -> bool:
+    """Tell whether a tensor is passed over in main memory as it lies there."""
+    return given.dtype is torch.float32 and given.device.type == "cpu" and given.is_contiguous()
 
 
 def _largest(extremes: Sequence[tuple[str, torch.return_types.aminmax]]) -> dict[str, float]:
