@@ -7,11 +7,13 @@
 steps have the same samples in the same microbatches. The jobs take turns of some steps, while the other one waits; who
 is first changes. Printed: the median step of each, the mean of the turns' ratios with its standard error and their
 median; the same of the processor time of both workers, which other work on the machine blurs less; and what a worker
-sends in a step, as its sockets count it. Exit code 1 where the mean is more than two standard errors above 1.05 for the small model (395 thousand parameters), 1.15 for the large one (25 million).
+sends in a step, as its sockets count it. Exit code 1 where the mean is more than two standard errors above 1.05 for the
+small model (395 thousand parameters), 1.15 for the large one (25 million).
 
 `loss`: the digits are learnt by both, by one worker, with equal seeds, samples of a step and microbatches, so that the
 sums differ and nothing else: the loss of all training samples, and the accuracy on others, at the end. Printed: both,
-seed by seed, and the mean difference with its standard error. Exit code 1 where the loss is more than two standard errors worse, and not by a thousandth at most.
+seed by seed, and the mean difference with its standard error. Exit code 1 where the loss is more than two standard
+errors worse, and not by a thousandth at most.
 """
 
 from __future__ import annotations
