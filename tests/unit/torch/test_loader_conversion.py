@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from edl.config import Settings
 from edl.errors import UsageError
 from edl.torch.batches import ElasticBatches
 from edl.torch.loader import ElasticDataLoader
@@ -164,3 +165,12 @@ def test_a_loaders_length_is_this_workers_batches_in_a_whole_epoch(
         len(loader) == len(StepParts(loader)) == len(ElasticBatches(StepParts(loader), lambda batch: batch)) == batches
     )
     assert len(StepParts(loader, samples=2)) == -(-10 // (2 * size))
+
+
+def test_loops_that_end_steps_by_themselves_refuse_virtual_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of Lightning, Accelerate, the Trainer and `edl torchrun`: all convert their loaders here."""
+    monkeypatch.setattr(seat, "_settings", Settings(virtual_workers=4))
+    with pytest.raises(
+        UsageError, match=r"cannot take the parts of virtual workers: start it without --virtual-workers"
+    ):
+        converted(DataLoader(DATA), 1, 0)
