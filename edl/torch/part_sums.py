@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -88,6 +88,7 @@ class TorchPartSums:
         self._layout = _Layout([], [], [0])
         self._total = torch.zeros(0, dtype=torch.int32)
         self._pieces: list[torch.Tensor] = []  # of it, one for each tensor
+        self._arrays: list[Any] = []  # the same, in main memory
         self._means = torch.zeros(0)
         self._rounded = torch.zeros(1)
         self._whole = torch.zeros(1, dtype=torch.int32)
@@ -128,6 +129,7 @@ class TorchPartSums:
         self._total = torch.zeros(starts[-1] + self._notes.length, dtype=torch.int32, device=device)
         self._pieces = list(torch.split(self._total[: starts[-1]], [end - start for start, end in pairwise(starts)]))
         self._means = torch.zeros(starts[-1], device=device)
+        self._arrays = [one.numpy() for one in self._pieces] if self._total.device.type == "cpu" else []
         most = max((one.numel() for one in tensors), default=0)
         size = max(1, most if device is not None and device.type != "cpu" else min(most, CACHED))
         self._rounded = torch.zeros(size, device=device)
@@ -180,7 +182,7 @@ class TorchPartSums:
     def _add_plain(self, number: int, given: torch.Tensor, weight: float) -> float:
         """Add a tensor in main memory; return its largest element."""
         factor = weight * units(self._scales.exponents[self._layout.names[number]], self._virtual)
-        return add_rounded(given.detach().numpy(), self._pieces[number].numpy(), factor, self._empty)
+        return add_rounded(given.detach().numpy(), self._arrays[number], factor, self._empty)
 
     def _add(self, number: int, given: torch.Tensor, weight: float) -> Iterator[torch.return_types.aminmax]:
         """Add a tensor in pieces that stay in a cache. Yields the extremes of each."""
@@ -282,7 +284,7 @@ class TorchPartSums:
         if self._means.device.type == "cpu":
             for number, name in enumerate(layout.names):
                 into = self._means[layout.starts[number] : layout.starts[number + 1]]
-                norms[name] = mean_of(self._pieces[number].numpy(), into.numpy(), self._share(name))
+                norms[name] = mean_of(self._arrays[number], into.numpy(), self._share(name))
         else:
             norms = _largest([pair for number, name in enumerate(layout.names) for pair in self._mean(number, name)])
         for number, name in enumerate(layout.names):
