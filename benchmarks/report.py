@@ -127,7 +127,7 @@ SECTIONS = (
     Section(
         "Convergence",
         "Does a job that changes its size learn what one of fixed size learns?",
-        ["convergence"],
+        ["convergence", "virtual-loss"],
     ),
 )
 

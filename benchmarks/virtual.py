@@ -168,7 +168,6 @@ def loss(options: argparse.Namespace) -> tuple[bool, list[Row]]:
         shown(rows[-1], options)
     worse = np.array([row["virtual, loss"] - row["fixed-global, loss"] for row in rows])
     mean, error = mean_ratio(worse)
-    rows.append({"seed": "mean difference", "virtual, loss": round(mean, 6), "fixed-global, loss": round(error, 6)})
     told = f"the loss is {mean:+.6f} ± {error:.6f} beside fp32's sum"
     print(json.dumps({"difference": mean, "standard error": error}) if options.json else told)
     return not (mean > 2 * error and mean > NEGLIGIBLE), rows

@@ -174,6 +174,19 @@ def test_a_gradient_of_some_parts_is_zero_in_the_others() -> None:
     assert found[1].tolist() == [0.5, 0.5]
 
 
+def test_parts_weigh_as_much_as_they_have_samples() -> None:
+    member = Member(SumRing(1))
+    again = True
+    while again:
+        member.sums.begin(member.scales, VIRTUAL)
+        for part, weight in ((0, 1.5), (1, 4.5), (2, 0.0)):  # the last are stand-ins
+            member.sums.begin_part(part)
+            member.sums.given.add([tf.fill((3, 2), float(part + 1)), tf.ones(2)], member.trained, 1)
+            member.sums.take(weight)
+        again = member.sums.reduce(VIRTUAL)
+    assert member.sums.summed(member.trained)[0].numpy() == pytest.approx((1.5 * 1 + 4.5 * 2) / VIRTUAL)
+
+
 def test_a_ring_that_breaks_voids_the_step() -> None:
     member = Member(SumRing(1))
     member.step(range(VIRTUAL), gradients_of)
