@@ -230,6 +230,8 @@ def test_every_public_name_is_told_of(face: str) -> None:
         "ElasticDataLoader",
         "ElasticDataset",
         "elastic_dataset",
+        "add_gradients",
+        "summed_gradients",
         "prepare",
         "voidable",
     }  # of one face

@@ -181,10 +181,19 @@ def test_parts_weigh_as_much_as_they_have_samples() -> None:
         member.sums.begin(member.scales, VIRTUAL)
         for part, weight in ((0, 1.5), (1, 4.5), (2, 0.0)):  # the last are stand-ins
             member.sums.begin_part(part)
-            member.sums.given.add([tf.fill((3, 2), float(part + 1)), tf.ones(2)], member.trained, 1)
+            value = float(part + 1) if weight else np.nan  # stand-ins may be anything
+            member.sums.given.add([tf.fill((3, 2), value), tf.ones(2)], member.trained, 1)
             member.sums.take(weight)
         again = member.sums.reduce(VIRTUAL)
     assert member.sums.summed(member.trained)[0].numpy() == pytest.approx((1.5 * 1 + 4.5 * 2) / VIRTUAL)
+    before = member.sums._total.copy()
+    member.sums.begin(member.scales, VIRTUAL)
+    member.sums.begin_part(0)
+    member.sums.given.add(gradients_of(0), member.trained, 1)
+    member.sums.take(0.0)
+    member.sums.reduce(VIRTUAL)  # in another worker's sum nothing of the step before may be
+    assert before[:8].any()
+    assert not member.sums._total[:8].any()
 
 
 def test_a_ring_that_breaks_voids_the_step() -> None:
