@@ -30,7 +30,7 @@ from edl.errors import UsageError
 from edl.tensorflow.tf_reducer import Reducer, Voidable
 from edl.tensorflow.tf_tensors import behind
 from edl.trainer.framework_port import StepPort
-from edl.trainer.part_notes import Given, PartNotes
+from edl.trainer.part_notes import PartNotes, TimesGiven
 from edl.trainer.virtual_steps import Scales
 
 SUMMED: Final = (tf.float32, tf.float16, tf.bfloat16)
@@ -84,7 +84,7 @@ class Weight(NamedTuple):
     is_statistic: bool  # forward passes change it
 
 
-class _Layout(NamedTuple):
+class _VariableLayout(NamedTuple):
     """The variables that are added up, one behind the other."""
 
     names: list[str]
@@ -92,7 +92,7 @@ class _Layout(NamedTuple):
     starts: list[int]  # and the length of all
 
 
-class _Statistic(NamedTuple):
+class _MovedVariable(NamedTuple):
     """A variable as the step found it."""
 
     variable: Any
@@ -122,12 +122,12 @@ class TensorFlowPartSums:
         self._weights, self._begin_with, self._add_up = weights, begin_with, add_up
         self._scales, self._virtual = Scales(), 1
         self._notes = PartNotes(self._scales, [], short=False)
-        self._layout = _Layout([], [], [0])
+        self._layout = _VariableLayout([], [], [0])
         self._total = np.zeros(0, np.int32)
         self._means: dict[int, NDArray[np.float32]] = {}  # of the newest step, by the identity of variables
         self._empty = True  # nothing was added yet
         self._parameters: dict[str, Any] = {}
-        self._statistics: dict[str, _Statistic] = {}
+        self._statistics: dict[str, _MovedVariable] = {}
         self._gpus = " ".join(sorted({_kind(one) for one in tf.config.list_physical_devices("GPU")})) or "none"
         self.given = GivenGradients()
 
@@ -140,7 +140,7 @@ class TensorFlowPartSums:
         found = list(self._weights())
         self._parameters = {one.name: one.variable for one in found if not one.is_statistic}
         kept = [(one, np.array(one.variable.numpy())) for one in found if one.is_statistic]
-        self._statistics = {one.name: _Statistic(one.variable, start) for one, start in kept if _has_sum(start)}
+        self._statistics = {one.name: _MovedVariable(one.variable, start) for one, start in kept if _has_sum(start)}
         self.given.take()
         self._means = {}
         shapes = {name: tuple(one.shape) for name, one in self._parameters.items()}
@@ -149,7 +149,7 @@ class TensorFlowPartSums:
         starts = [0]
         for name in known:
             starts.append(starts[-1] + int(np.prod(shapes[name], dtype=np.int64)))
-        self._layout = _Layout(known, [shapes[name] for name in known], starts)
+        self._layout = _VariableLayout(known, [shapes[name] for name in known], starts)
         self._notes = PartNotes(scales, known, short=any(name not in scales.exponents for name in self._parameters))
         if len(self._total) != starts[-1] + self._notes.length:
             self._total = np.zeros(starts[-1] + self._notes.length, np.int32)
@@ -261,7 +261,7 @@ class TensorFlowPartSums:
         largest = self._ring.largest if self._ring.size > 1 else list
         self._notes.agree(list(self._parameters), list(self._statistics), largest)
 
-    def _take_over(self, total: NDArray[np.int32], found: Sequence[Given], computed: int) -> None:
+    def _take_over(self, total: NDArray[np.int32], found: Sequence[TimesGiven], computed: int) -> None:
         """Make gradients and statistics of the sums, and the scales of the coming step."""
         layout, exponents = self._layout, self._scales.exponents
         for number, (start, end) in enumerate(pairwise(layout.starts)):

@@ -28,7 +28,7 @@ from edl.torch.loading_seeds import begin_with
 from edl.torch.tensor_ring import TensorRing
 from edl.torch.torch_reducer import Reducer
 from edl.trainer.framework_port import StepPort
-from edl.trainer.part_notes import Given, PartNotes
+from edl.trainer.part_notes import PartNotes, TimesGiven
 from edl.trainer.virtual_steps import Scales
 
 CACHED: Final = 1 << 16  # elements that stay in a processor's cache from one operation to the next
@@ -275,7 +275,7 @@ class TorchPartSums:
         largest = self._ring.largest if self._ring.size > 1 else list
         self._notes.agree(list(self._parameters), list(self._statistics), largest)
 
-    def _take_over(self, found: Sequence[Given], computed: int) -> None:
+    def _take_over(self, found: Sequence[TimesGiven], computed: int) -> None:
         """Make gradients and statistics of the sums, and the scales of the coming step."""
         layout, exponents = self._layout, self._scales.exponents
         whole = {name for name, one in self._statistics.items() if not one.start.is_floating_point()}

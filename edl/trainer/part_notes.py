@@ -19,7 +19,7 @@ LANES: Final = 3  # of each tensor: given, with nan, with infinities
 WHOLE: Final = 0  # stands for an exponent where whole numbers are added as they are
 
 
-class Given(NamedTuple):
+class TimesGiven(NamedTuple):
     """By how many virtual workers a tensor was given, and how many of these had nan or infinities in it."""
 
     times: int
@@ -69,13 +69,13 @@ class PartNotes:
         """Return what is added up over all workers."""
         return [*(one for lanes in self._lanes.values() for one in lanes), int(self.short), *self._scales.differing]
 
-    def hear(self, told: Sequence[int]) -> list[Given] | None:
+    def hear(self, told: Sequence[int]) -> list[TimesGiven] | None:
         """Return what all workers gave of each tensor. None: a scale did not suffice, on any of them."""
         numbers = LANES * len(self._lanes)
         if told[numbers]:
             return None
         self._scales.hear_differing(told[numbers + 1 :])
-        return [Given(*told[start : start + LANES]) for start in range(0, numbers, LANES)]
+        return [TimesGiven(*told[start : start + LANES]) for start in range(0, numbers, LANES)]
 
     def agree(
         self, parameters: Sequence[str], statistics: Sequence[str], largest: Callable[[Sequence[int]], Sequence[int]]
