@@ -47,6 +47,8 @@ IGNORED = (
 )  # by what a shell starts in the background (`edl.host.host_processes.spawn_daemon`)
 FIRST_TO_KILL = "1000"  # of oom_score_adj
 THREADS_END_S = 2.0  # for threads that their library ends before a fork, such as those of OpenBLAS
+# The allocator of pyarrow, which pandas imports, and Keras where pandas is there, would have a thread of its own.
+WITHOUT_THREAD = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
 ADOPTED_S = 5.0
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/dxg", "/dev/nvmap", "/dev/nvhost")
 LIBRARY = r"/memfd:edl-.+\.so \(deleted\)"  # a copy that `edl.collectives.library_guard` has made
@@ -85,10 +87,15 @@ def import_in_thread(names: list[str], *, eager: bool) -> None:
             give_way()
         wrong.append(import_all(names))
 
+    variable, value = WITHOUT_THREAD
+    is_given = variable in os.environ
+    os.environ.setdefault(variable, value)
     thread = threading.Thread(target=work, name="edl-imports")
     thread.start()
     thread.join()
     raise_session(before)
+    if not is_given:
+        del os.environ[variable]
     if wrong != [""]:
         raise NotForkable(wrong[0] if wrong else "the imports have ended their thread")
 

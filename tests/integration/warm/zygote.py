@@ -270,6 +270,7 @@ class Daemons:
 
 def warm_up(framework: str) -> dict[str, str]:
     """Import it all; what that has put into the environment."""
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")  # pyarrow's, which Keras imports
     before = dict(os.environ)
     for module in MODULES[framework]:
         found = importlib.import_module(module)

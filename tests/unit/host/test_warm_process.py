@@ -31,6 +31,12 @@ def test_what_is_imported_by_a_thread_is_there_and_the_thread_is_not() -> None:
     assert said.split() == ["True", "1", "0"]
 
 
+def test_what_pandas_imports_starts_no_thread() -> None:
+    pytest.importorskip("pyarrow")
+    work = "import_in_thread(['pyarrow'], eager=True)\ncheck_forkable([], [], open_targets())"
+    assert in_a_process(f"before = dict(os.environ)\n{work}\nprint('pyarrow' in sys.modules, os.environ == before)") == "True True"
+
+
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no priorities of sessions")
 def test_the_session_has_its_priority_back_after_the_imports(tmp_path: Path) -> None:
     (tmp_path / "told.py").write_text("print(open('/proc/self/autogroup').read().split()[2])")
