@@ -118,7 +118,7 @@ same coordinator has a leader that may remove it. What `edl run` has on record o
 """
 # title -> settings; settings in no group are listed first
 RUN_GROUPS: Final[dict[str, tuple[str, ...]]] = {
-    "the job": ("job", "np", "min_workers", "max_workers", "config", "home"),
+    "the job": ("job", "np", "min_workers", "max_workers", "processes", "config", "home"),
     "another size while it runs": ("autoscale", "autoscale_every", "batch_policy", "virtual_workers", "stragglers",
                                      "warm_starts"),
     "the ring": ("ring", "network_interface", "check_weights", "on_divergence"),

@@ -17,15 +17,25 @@ from edl.errors import ConfigError
 
 HEAD_BYTES = 8192
 RANK_AND_SIZE = "rank_and_size"
-TORCH = "torch"  # the mesh of `edl.torch.process_groups`; all others are Horovod's
+TORCH = "torch"  # the mesh of `edl.torch.process_groups`; of a worker's further processes: torch.1, ...
 SCOPES = 12  # the three meshes of init(), of all ranks and of the process set of all, and room to spare
 
 _MEMBER = re.compile(r"[A-Za-z0-9._-]{1,200}")  # goes into a URL as it is
-_MESH = re.compile(rf"global(_process_set_hash_[0-9a-f]{{1,16}})?|{TORCH}")
+_MESH = re.compile(rf"global(_process_set_hash_[0-9a-f]{{1,16}})?|{TORCH}(\.[1-9])?")
 _TRIVIAL = re.compile(r"(local_[A-Za-z0-9._-]{1,200}?|cross_0)(_process_set_hash_[0-9a-f]{1,16})?")
 _REQUEST_LINE = re.compile(rb"(GET|PUT|DELETE) /([!-.0-~]{1,100})/([!-.0-~]{1,300})/([!-.0-~]{1,300}) HTTP/1\.[01]")
 _KEY = re.compile(r"(rank_)?(0|[1-9][0-9]{0,5})")
 _REMOVED = b"-1,-1,-1,-1,-1,-1"  # a trainer without an answer would take itself for rank 0
+
+
+def mesh_of(limb: int) -> str:
+    """Return the mesh of torch's groups in which this process of each worker meets those of the others."""
+    return f"{TORCH}.{limb}" if limb else TORCH
+
+
+def is_of_torch(mesh: str) -> bool:
+    """Tell whether a mesh is one of torch's groups; all others are Horovod's."""
+    return mesh.partition(".")[0] == TORCH
 
 
 class Refusal(StrEnum):
@@ -159,7 +169,7 @@ class RendezvousBoard:
         if len(self._scopes) >= SCOPES:
             raise RequestRefused(Refusal.FULL)
         size = self._size_of(scope)
-        rows: Rows = torch_addresses if scope == TORCH else gloo_addresses
+        rows: Rows = torch_addresses if is_of_torch(scope) else gloo_addresses
         mesh = self._scopes[scope] = _Scope(self._rank if size > 1 else 0, size, rows)
         return mesh
 

@@ -38,6 +38,7 @@ def check_home(home: Path, *inside: Path) -> None:
 
 # Fields that mean nothing to a job without checkpoints.
 MOST_VIRTUAL: Final = 256
+MOST_PROCESSES: Final = 8
 OF_CHECKPOINTS = ("checkpoint_every", "checkpoint_overhead", "keep_checkpoints", "resume")
 
 
@@ -67,6 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     on_divergence: str = "fail"
     batch_policy: str = "fixed-local"
     virtual_workers: int | None = None
+    processes: int = 1  # of each worker
     checkpoint: str = ""  # empty: the job is not saved
     checkpoint_every: str = AUTO
     checkpoint_overhead: str = "1%"
@@ -92,6 +94,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     config: Path | None = None  # file of the settings that neither a flag nor a variable gives
     home: Path = msgspec.field(default_factory=lambda: Path("~/.edl").expanduser())
     slot: int | None = None  # number of the local worker slot under `edl run`
+    limb: int = 0  # number of this process among those of its worker
+    meeting: Path | None = None  # file by which the processes of one worker find its daemon; None: a single process
     worker_id: str | None = None  # None: make one; an id is never used twice
     stand_in: Path | None = None  # socket of the proxy process that horovodrun takes for this worker
     driver_slot: str | None = None  # host:number at which an elastic horovodrun has started this process
@@ -127,12 +131,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values.setdefault("np", values.get("min_workers", 1))
         if "virtual_workers" in values:
             values.setdefault("max_workers", values["virtual_workers"])
+        if values.get("processes", 1) > 1 and values.get("ring", AUTO) == AUTO:
+            values["ring"] = "torch"
         settings = cls(**values)
         _check_virtual(settings, quotes)
         _check_sizes(settings, quotes)
         _check_timeouts(settings, quotes)
         _check_shares(settings, quotes)
         _check_checkpoints(settings, quotes)
+        _check_processes(settings, quotes)
         return settings
 
     @property
@@ -308,6 +315,26 @@ def _check_virtual(settings: Settings, quotes: Mapping[str, str]) -> None:
         raise ConfigError(
             f"{quotes['batch_policy']}: with {quote} a step is the same at any size; leave one of them away"
         )
+
+
+def _check_processes(settings: Settings, quotes: Mapping[str, str]) -> None:
+    """Refuse what workers of several processes cannot do yet."""
+    if settings.processes == 1:
+        return
+    quote = quotes["processes"]
+    if settings.processes > MOST_PROCESSES:
+        raise ConfigError(f"{quote} is more than {MOST_PROCESSES}")
+    if settings.ring == "horovod":
+        raise ConfigError(f"{quotes['ring']}: workers of several processes ({quote}) need --ring torch (EDL_RING=torch)")
+    for field in ("checkpoint", "virtual_workers"):
+        if field in quotes:
+            raise ConfigError(f"{quotes[field]}: not with workers of several processes yet: leave it or {quote} away")
+    if settings.on_divergence == "heal":
+        raise ConfigError(
+            f"{quotes['on_divergence']}: not with workers of several processes yet; leave it or {quote} away"
+        )
+    if settings.stand_in is not None:
+        raise ConfigError(f"{quote}: horovodrun starts workers of one process each; start the job by `edl run`")
 
 
 def _check_sizes(settings: Settings, quotes: Mapping[str, str]) -> None:

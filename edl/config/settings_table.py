@@ -160,6 +160,15 @@ TABLE: tuple[Setting, ...] = (
         "none)",
     ),
     Setting(
+        "processes",
+        value_parsers.whole_number(1),
+        ("EDL_PROCESSES",),
+        ("--processes",),
+        "S",
+        "processes of each worker, on one host, that hold the model in shards, as by PyTorch's fully_shard; with --ring "
+        "torch (default: 1)",
+    ),
+    Setting(
         "checkpoint",
         value_parsers.place,
         ("EDL_CHECKPOINT",),
@@ -317,6 +326,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("batch_size", value_parsers.whole_number(1), ("EDL_BATCH_SIZE",)),
     Setting("spin_ms", value_parsers.milliseconds(0, 10_000), ("EDL_SPIN_MS",)),
     Setting("slot", value_parsers.whole_number(0), ("EDL_SLOT",)),
+    Setting("limb", value_parsers.whole_number(0), ("EDL_LIMB",)),
+    Setting("meeting", value_parsers.path, ("EDL_MEETING",)),
     Setting("worker_id", value_parsers.name, ("EDL_WORKER_ID",)),
     Setting("stand_in", value_parsers.path, ("EDL_STAND_IN",)),
     Setting("driver_slot", value_parsers.driver_slot, ("EDL_DRIVER_SLOT",)),

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from edl.collectives.rendezvous import Rendezvous
-from edl.collectives.rendezvous_board import TORCH
+from edl.collectives.rendezvous_board import is_of_torch
 from edl.core.switch.address_exchange import Exchange, ExchangeRequest
 from edl.errors import PeerError
 from edl.protocol.assignment import Orders
@@ -257,7 +257,7 @@ class Introduction:
     def trade(self, asked: AskAddresses, sender: str) -> tuple[bytes, ...] | None:
         """Take the parcels of a question, and return the answer's; None: not here yet. Raises Refused."""
         mesh = self._meshes.get(asked.mesh)
-        if mesh is None and self._meshes and (TORCH in self._meshes) != (asked.mesh == TORCH):
+        if mesh is None and self._meshes and is_of_torch(next(iter(self._meshes))) != is_of_torch(asked.mesh):
             self._fail(_other_sort(sender, asked.mesh))
             raise Refused(Reason.RING, detail=_other_sort(self._place.worker, next(iter(self._meshes))))
         if mesh is None:
@@ -339,5 +339,5 @@ class Introduction:
 
 
 def _other_sort(worker: str, mesh: str) -> str:
-    sort = "torch's groups" if mesh == TORCH else "Horovod"
+    sort = "torch's groups" if is_of_torch(mesh) else "Horovod"
     return f"{worker} came to the rendezvous for a ring of {sort}: say the same --ring on all workers"

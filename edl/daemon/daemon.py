@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -32,12 +31,12 @@ from edl.coordination.election import Reign
 from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Store
 from edl.core.job.lead_times import LeadTimes
-from edl.core.worker.next_move import NEVER
 from edl.core.worker.observed_trainer import DIED
 from edl.daemon.address_book import AddressBook, Here, JobKeys, located, through_with
 from edl.daemon.driver_link import DriverLink
 from edl.daemon.gc_pacing import collect_regularly, collect_seldom
 from edl.daemon.host_watch import HostProcesses, HostWatch, Process
+from edl.daemon.limb_seats import LimbSeat, LimbSeats
 from edl.daemon.leader_session import Candidacy, LeaderSession
 from edl.daemon.leader_shell import Leader, LeaderConfig
 from edl.daemon.leadership import Leadership
@@ -48,8 +47,7 @@ from edl.daemon.roll_caller import RollCaller
 from edl.daemon.trainer_view import TrainerView
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
 from edl.host.credentials import coordinator_of, shared_secret
-from edl.host.host_processes import halted, host_id, raise_open_files, used_by, watch_exit, yield_to_trainers
-from edl.host.life_lock import LIFE, watch_life
+from edl.host.host_processes import host_id, raise_open_files, yield_to_trainers
 from edl.host.network import LOOPBACK, address_of, address_towards, interface_of
 from edl.protocol import leader_messages, node_paths
 from edl.protocol import trainer_messages as say
@@ -63,7 +61,6 @@ from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.pipe import Connection, PipeServer
 from edl.transport.rpc import Client, Server
 from edl.transport.service import Call
-from edl.transport.shared_page import SharedPage
 
 if TYPE_CHECKING:
     from edl.daemon.metrics.metrics_address import MetricsOffer
@@ -87,15 +84,11 @@ class Daemon:
         self._worker = settings.worker_id or f"w{secrets.token_hex(4)}"
         self._folder = folder
         self._trainer = trainer
-        self._page = SharedPage.open(folder / "page")
-        self._page.attention_step, self._page.flags = NEVER, 0
+        self._limbs = limbs = LimbSeats(settings.processes, trainer, folder, self._on_trainer_exit)
         self._refusals = Refusals()
-        self._observer = TrainerView(
-            self._page, self._refusals.snapshot, lambda: used_by(trainer), lambda: halted(trainer)
-        )
+        self._observer = TrainerView(limbs, self._refusals.snapshot, limbs.used, limbs.halted)
         self._parts = PartStore(folder, self._on_stored, self._on_not_stored)
-        self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, self._on_trainer_hung_up)
-        self._connection: Connection | None = None
+        self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, limbs.hung_up)
         self._member = False  # its trainer has had orders from a daemon before this one
         self._has_heard = False  # the trainer knows that its job is preempted; or its script has ended
         self._greeted = asyncio.Event()
@@ -115,8 +108,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Run until the worker's end is known to the job, and its trainer is gone. Raises ConfigError."""
-        watch = watch_exit(self._trainer, self._on_trainer_exit)
-        watch_life(self._folder / LIFE, self._trainer, self._on_trainer_exit)
+        self._limbs.watch_first()
         collecting = asyncio.ensure_future(collect_regularly())
         await self._pipe.start()
         if self._settings.stand_in is not None:
@@ -129,14 +121,14 @@ class Daemon:
             await self._give_up(str(error))
             raise
         finally:
-            watch.cancel()
+            self._limbs.close()
             collecting.cancel()
             await self._pipe.stop()
             self._parts.close()
             if self._stand_in is not None:
                 self._stand_in.close()
             if self._trainer_gone.is_set():  # else another daemon may be started for the trainer
-                shutil.rmtree(self._folder, ignore_errors=True)
+                self._limbs.remove_folders()
 
     async def _live(self) -> None:
         self._code = own_code(self._settings)
@@ -311,20 +303,24 @@ class Daemon:
         limits = settings.np, settings.min_workers, settings.max_workers or 0
         policy, keep_s, ring = self._job_policy, settings.keep_nodes_s, RingKind(settings.ring)
         resumed = resumed_from(settings.resume_from)
-        return leader_messages.Register(identity, *limits, answering, policy, keep_s, again, ring, *resumed)
+        return leader_messages.Register(
+            identity, *limits, answering, policy, keep_s, again, ring, *resumed, processes=settings.processes
+        )
 
     # ------------------------------------------------------------------------------------------------- the trainer
 
     def _on_message(self, connection: Connection, message: say.FromTrainer) -> None:
         match message:
-            case say.Hello(status, member):
-                self._member = member
-                self._connection = connection
-                self._greeted.set()
-                self._send(say.Introduced())
-                self._on_status(status)
+            case say.Hello():
+                self._member = self._member or message.member
+                self._limbs.greet(connection, message)
+                connection.send(say.Introduced())
+                if self._limbs.complete:
+                    self._greeted.set()
             case say.TrainerStatus():
-                self._on_status(message)
+                self._limbs.take(connection, message)
+        if self._greeted.is_set():
+            self._on_status(self._limbs.status)
 
     def _on_status(self, status: say.TrainerStatus) -> None:
         if self._introductions is not None:
@@ -350,15 +346,11 @@ class Daemon:
         calm = self._observer.hear(status)
         if self._membership is not None:
             # It may be in another ring, or have copied its part.
-            self._page.attention_step = self._observer.attention_step(self._membership.orders)
+            self._limbs.attend(self._observer.attention_step(self._membership.orders))
             self._membership.stir(calm=calm)
 
-    def _on_trainer_hung_up(self, connection: Connection) -> None:
-        if connection is self._connection:
-            self._connection = None  # the watch of its process tells whether it ended (`_on_trainer_exit`)
-
-    def _on_trainer_exit(self, _: int) -> None:
-        if self._trainer_gone.is_set():  # its lock was released before its pidfd was ready
+    def _on_trainer_exit(self, dead: LimbSeat) -> None:
+        if not self._limbs.end_with(dead) or self._trainer_gone.is_set():
             return
         self._observer.died(DIED)
         self._trainer_gone.set()
@@ -410,8 +402,8 @@ class Daemon:
             self._observer.met = self._roll_caller.met
         here = Here(self._interface, self._address_here, rendezvous, self._keys)
         self._send(say.Commanded(located(orders, here)))
-        self._page.flags += 1
-        self._page.attention_step = self._observer.attention_step(orders)
+        self._limbs.promise()
+        self._limbs.attend(self._observer.attention_step(orders))
         if orders.resumable:
             asyncio.get_running_loop().call_later(DEAF_S, self._end_deaf_trainer)
 
@@ -419,12 +411,10 @@ class Daemon:
         """Kill a trainer that native code keeps from ending, as its machine may be taken away at any moment."""
         if not (self._has_heard or self._trainer_gone.is_set()):
             logger.warning("native code holds the trainer's interpreter: it is killed, as its job is over")
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._trainer, signal.SIGKILL)
+            self._limbs.kill()
 
     def _send(self, message: msgspec.Struct) -> None:
-        if self._connection is not None:
-            self._connection.send(message)
+        self._limbs.send(message)
 
     async def _give_up(self, reason: str) -> None:
         """Tell the trainer to end: it must not wait for orders that will never come."""

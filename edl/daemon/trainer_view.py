@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 from edl.core.worker.observed_trainer import ObservedTrainer, has_entered
 from edl.protocol.leader_messages import Observation, Phase, Word
 from edl.protocol.tally import Usage
 from edl.protocol.trainer_messages import TrainerStatus
-from edl.transport.shared_page import SharedPage
 
 MEMORIES_S = (0.5, 20.0)  # time constants of the two mean step times: a value so old has lost 63 % of its weight
+
+
+class StepPage(Protocol):
+    """The words of a trainer in its page, or in the pages of its processes together."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def waited_ns(self) -> int: ...
+
+    @property
+    def loaded_ns(self) -> int: ...
 
 
 class TrainerView(ObservedTrainer):
@@ -19,7 +32,7 @@ class TrainerView(ObservedTrainer):
 
     def __init__(
         self,
-        page: SharedPage,
+        page: StepPage,
         refused: Callable[[], dict[str, int]] = dict,
         used: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
         halted: Callable[[], str] = str,

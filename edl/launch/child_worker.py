@@ -46,14 +46,22 @@ class Worker:
     """A running trainer. Its output goes to the launcher's, and to `folder` if there is one."""
 
     def __init__(
-        self, slot: int, process: WorkerProcess, printer: Printer, folder: Path | None, told: WorkersTold
+        self,
+        slot: int,
+        process: WorkerProcess,
+        printer: Printer,
+        folder: Path | None,
+        told: WorkersTold,
+        limb: int | None = None,
     ) -> None:
+        """`limb`: its number among the processes of its worker, of several."""
+        self._limb = limb
         self.slot = slot
         self.pid = process.pid
         self._process = process
         self._files = [] if folder is None else [_file(folder / "stdout"), _file(folder / "stderr")]
-        number = told.numbers.start(slot)
-        self._lines = {name: LinePrefixer(_prefix(number, name)) for name in ("stdout", "stderr")}
+        number = told.numbers.start(slot) if not limb else told.numbers.of(slot)
+        self._lines = {name: LinePrefixer(_prefix(number, name, limb)) for name in ("stdout", "stderr")}
         streams = ((process.stdout, "stdout", printer.stdout), (process.stderr, "stderr", printer.stderr))
         self._forwards = [
             asyncio.create_task(
@@ -63,10 +71,14 @@ class Worker:
             if stream is not None
         ]
 
+    @property
+    def pids(self) -> list[int]:
+        return [self.pid]
+
     def take_number(self, number: int) -> None:
         """Set the number in front of the lines to come."""
         for name, lines in self._lines.items():
-            lines.prefix = _prefix(number, name)
+            lines.prefix = _prefix(number, name, self._limb)
 
     def when_exited(self, tell: Callable[[int, int], None]) -> None:
         """Call `tell` with slot and exit status, once."""
@@ -107,9 +119,9 @@ def start_process(command: Sequence[str], environ: Mapping[str, str]) -> subproc
     )
 
 
-def _prefix(number: int, stream: str) -> str:
+def _prefix(number: int, stream: str, limb: int | None) -> str:
     # As horovodrun has it.
-    return f"[{number}]<{stream}>:"
+    return f"[{number}]<{stream}>:" if limb is None else f"[{number}.{limb}]<{stream}>:"
 
 
 def _file(path: Path) -> Sink:

@@ -14,10 +14,11 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,13 +28,14 @@ import msgspec
 from edl.clock import SystemClock
 from edl.config import Settings, scrubbed
 from edl.errors import ConfigError, EdlError, JobFailed
-from edl.host.folders import sweep
+from edl.host.folders import make_folder, sweep
 from edl.host.host_processes import wait_exit
-from edl.launch.child_worker import Worker, WorkersTold, search_path, start_process
+from edl.launch.child_worker import Worker, WorkerProcess, WorkersTold, search_path, start_process
 from edl.launch.forking import Forks
 from edl.launch.job_coordinator import coordinator_of
 from edl.launch.job_processes import MARK, end_marked, wait_marked_gone
 from edl.launch.job_records import OVER, Folder, LaunchRecord
+from edl.launch.limb_processes import LimbProcesses
 from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.launch.status_poller import JobWatch
 from edl.launch.supervisor import RUNNING, Stage, Supervisor
@@ -115,7 +117,8 @@ class Launch:
         self._to_go = False  # the machine is to be left, and the job is saved
         self._hurry = threading.Event()  # a second signal, or nothing to be patient for
         self._printer = printer
-        self._workers: list[Worker] = []
+        self._workers: list[Worker | LimbProcesses] = []
+        self._meetings: Path | None = None  # folder where processes of one worker find each other
         self._told = WorkersTold(WorkerNumbers(), ToldOnce())
         self._job: JobClient | None = None
         self._watch: JobWatch | None = None
@@ -225,14 +228,35 @@ class Launch:
         return task.result()
 
     def _start_worker(self, slot: int) -> None:
-        environ = self._environ(slot)
-        process = self._forks.start(environ) or start_process(self.record.command, environ)
-        worker = Worker(slot, process, self._printer, self._output_folder(slot), self._told)
-        worker.when_exited(lambda slot, code: self._exited(slot, worker.pid, code))
+        folder, environ = self._output_folder(slot), self._environ(slot)
+        if self._settings.processes > 1:
+            self._start_limbs(slot, environ, folder)
+            return
+        worker = Worker(slot, self._started(environ), self._printer, folder, self._told)
+        worker.when_exited(lambda slot, code: self._exited(slot, [worker.pid], code))
         self._workers.append(worker)
 
-    def _exited(self, slot: int, pid: int, code: int) -> None:
-        self._forks.ended(pid, code)
+    def _start_limbs(self, slot: int, environ: Mapping[str, str], folder: Path | None) -> None:
+        """Start the processes of a worker, which find each other by a file in memory."""
+        if self._meetings is None:
+            self._meetings = make_folder()
+        worker_id = f"w{secrets.token_hex(4)}"
+        shared = {**environ, "EDL_WORKER_ID": worker_id, "EDL_MEETING": str(self._meetings / worker_id)}
+        limbs = []
+        for limb in range(self._settings.processes):
+            process = self._started({**shared, "EDL_LIMB": str(limb)})
+            within = folder if folder is None or not limb else _made(folder / f"limb.{limb}")
+            limbs.append(Worker(slot, process, self._printer, within, self._told, limb))
+        worker = LimbProcesses(limbs)
+        worker.when_exited(lambda slot, code: self._exited(slot, worker.pids, code))
+        self._workers.append(worker)
+
+    def _started(self, environ: Mapping[str, str]) -> WorkerProcess:
+        return self._forks.start(environ) or start_process(self.record.command, environ)
+
+    def _exited(self, slot: int, pids: Sequence[int], code: int) -> None:
+        for pid in pids:
+            self._forks.ended(pid, code)
         self._inbox.put_nowait(WorkerExited(slot, code))
 
     def _environ(self, slot: int) -> dict[str, str]:
@@ -254,12 +278,7 @@ class Launch:
     def _output_folder(self, slot: int) -> Path | None:
         if self._settings.output_filename is None:
             return None
-        folder = rank_folder(self._settings.output_filename, slot, self._settings.max_workers or self._settings.np)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"--output-filename: cannot make {folder}: {error.strerror}") from None
-        return folder
+        return _made(rank_folder(self._settings.output_filename, slot, self._settings.max_workers or self._settings.np))
 
     # ---------------------------------------------------------------------------------------------- supervising
 
@@ -356,7 +375,8 @@ class Launch:
         ranks = {worker.slot: job.ranks[worker.pid] for worker in self._workers if worker.pid in job.ranks}
         numbers = self._told.numbers.rank(ranks)
         if job.state in RUNNING:
-            self._forks.see([worker.pid for worker in self._workers if worker.pid in job.ranks], self._next_environ)
+            seen = [pid for worker in self._workers if worker.pid in job.ranks for pid in worker.pids]
+            self._forks.see(seen, self._next_environ)
         for worker in self._workers:
             if worker.slot in numbers:
                 worker.take_number(numbers[worker.slot])
@@ -396,6 +416,8 @@ class Launch:
             self._printer.say(f"these processes do not end, not even when killed: {', '.join(map(str, left))}")
         if self._ending_job is not None and not self._hurry.is_set():
             await self._ending_job
+        if self._meetings is not None:
+            shutil.rmtree(self._meetings, ignore_errors=True)
         sweep()  # of a worker whose trainer and daemon were killed together
         for worker in self._workers:
             await worker.wait_printed(PRINT_TIMEOUT_S)
@@ -411,3 +433,12 @@ class Launch:
     def _write_record(self, **changes: Any) -> None:
         self.record = msgspec.structs.replace(self.record, **changes)
         self._folder.update(self.record)
+
+
+def _made(folder: Path) -> Path:
+    """Make a folder for what a worker prints. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--output-filename: cannot make {folder}: {error.strerror}") from None
+    return folder

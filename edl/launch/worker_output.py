@@ -66,6 +66,10 @@ class WorkerNumbers:
         self._numbers[slot] = slot if slot not in self._numbers.values() else max(self._numbers.values()) + 1
         return self._numbers[slot]
 
+    def of(self, slot: int) -> int:
+        """Return the number of a worker that was started."""
+        return self._numbers[slot]
+
     def rank(self, ranks: Mapping[int, int]) -> dict[int, int]:
         """Return the numbers of slots that have their first rank. Workers ranked together may swap numbers."""
         new = {slot: rank for slot, rank in ranks.items() if slot not in self._ranked}

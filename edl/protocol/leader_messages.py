@@ -165,6 +165,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     ring: RingKind = RingKind.UNSAID
     resumed: Resumed | None = None  # likewise: the checkpoint that the job resumes from
     not_resumed: str = ""  # likewise: why that cannot be read. In a job that trains, newer ones have replaced it
+    processes: int = 1  # of this worker
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):

@@ -243,6 +243,7 @@ class Record(msgspec.Struct, frozen=True):
     roll_call: RollCall | None = None
     roll_calls: int = 0  # number of calls ever made
     ring: RingKind = RingKind.UNSAID  # kind of ring, as its first worker has told
+    processes: int = 1  # of each worker, likewise
     saving: Saving | None = None  # at most one at a time
     saves: int = 0  # number of savings ever begun
     saved: Saved | None = None  # the newest durable checkpoint

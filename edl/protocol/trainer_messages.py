@@ -36,6 +36,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     status: TrainerStatus = TrainerStatus()
     member: bool = False  # the trainer has had orders, from a daemon before this one
+    limb: int = 0  # number of this process among those of its worker
+    folder: str = ""  # in which its page lies; empty: in the daemon's own
 
 
 FromTrainer = Hello | TrainerStatus

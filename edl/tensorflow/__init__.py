@@ -53,6 +53,8 @@ local_rank = _trainer.local_rank
 step = _trainer.step
 epoch = _trainer.epoch
 generation = _trainer.generation
+group_rank = _trainer.group_rank
+group_size = _trainer.group_size
 own_samples = _trainer.own_samples
 rehearsing = _trainer.rehearsing
 notify_batch_end = _trainer.notify_batch_end
@@ -287,6 +289,8 @@ __all__ = [
     "gather_for_metrics",
     "generation",
     "gradient_noise",
+    "group_rank",
+    "group_size",
     "init",
     "load_checkpoint",
     "local",

@@ -45,6 +45,8 @@ local_rank = _trainer.local_rank
 step = _trainer.step
 epoch = _trainer.epoch
 generation = _trainer.generation
+group_rank = _trainer.group_rank
+group_size = _trainer.group_size
 own_samples = _trainer.own_samples
 rehearsing = _trainer.rehearsing
 notify_batch_end = _trainer.notify_batch_end
@@ -241,6 +243,8 @@ __all__ = [
     "gather_for_metrics",
     "generation",
     "gradient_noise",
+    "group_rank",
+    "group_size",
     "init",
     "load_checkpoint",
     "local",

@@ -55,8 +55,8 @@ ROUND_S = 0.01  # from one round to the next, until all members have NCCL's grou
 class ProcessGroups:
     """Process groups of one ring; a ring of one member has none. Any thread may call `give_up`."""
 
-    def __init__(self, place: Place, timeout_s: float, gpu: Gpu | None = None) -> None:
-        """`gpu`: where this member's gradients lie, if all of them do."""
+    def __init__(self, place: Place, timeout_s: float, gpu: Gpu | None = None, mesh: str = TORCH) -> None:
+        """`gpu`: where this member's gradients lie, if all of them do. `mesh`: in which members find each other."""
         self.place = place
         self.broken = ""  # why
         self.gradients: Any = None
@@ -64,7 +64,7 @@ class ProcessGroups:
         self.announcing = Announcing(self, place.rank, place.size)
         self._timeout_s = timeout_s
         self._standing = 0  # connections, once all are there
-        self._asking = None if place.size == 1 else RendezvousClient(place.rendezvous, TORCH, timeout_s)
+        self._asking = None if place.size == 1 else RendezvousClient(place.rendezvous, mesh, timeout_s)
         self._turn = threading.Lock()
         self._connections = Connections()
         self._stores: list[Store] = []  # torch keeps only its half of each

@@ -96,10 +96,11 @@ def chosen(gpu: Callable[[], Gpu | None], named: Callable[[], Sequence[Named]]) 
     """The ring of this process's settings. `gpu`: where its gradients lie, if all of them do; `named`: those in main
     memory. Raises ConfigError.
     """
-    if kind(Settings.from_given({}, os.environ)) is RingKind.TORCH:
+    settings = Settings.from_given({}, os.environ)
+    if kind(settings) is RingKind.TORCH:
         from edl.torch.torch_ring import GroupRing
 
-        return GroupRing(gpu)
+        return GroupRing(gpu, settings.limb)
     if not has_horovod("torch"):
         raise ConfigError(
             f"Horovod is not installed for PyTorch: train with `edl run --ring torch` (EDL_RING=torch), or {BUILD}"

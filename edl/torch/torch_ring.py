@@ -26,6 +26,7 @@ from torch.distributed.distributed_c10d import AllreduceOptions
 from edl import ownership
 from edl.collectives.byte_collectives import ByteCollectives, spoken
 from edl.collectives.horovod_environment import tell_scripts
+from edl.collectives.rendezvous_board import mesh_of
 from edl.collectives.ring_port import Pulse, is_fault, never
 from edl.errors import RingBroken, RingFault, UsageError
 from edl.protocol.ring_places import Place
@@ -39,10 +40,10 @@ from edl.torch.tensor_ring import as_real
 class GroupForming:
     """An attempt to form a ring. It is waited for once."""
 
-    def __init__(self, place: Place, timeout_s: float, gpu: Gpu | None = None, *, all_prepare: bool = False) -> None:
+    def __init__(self, groups: ProcessGroups, timeout_s: float, *, all_prepare: bool = False) -> None:
         """`all_prepare`: each member forms it beside a ring that works, so it takes its time to form as a whole."""
         self._all_prepare = all_prepare
-        self.groups = ProcessGroups(place, timeout_s, gpu)
+        self.groups = groups
         self._timeout_s = timeout_s
         self._turn = threading.Lock()
         self._over = threading.Event()  # one way or the other
@@ -115,10 +116,13 @@ class GroupRing:
     prepares = True
     pairs_by_name = False
 
-    def __init__(self, gpu: Callable[[], Gpu | None] = lambda: None) -> None:
-        """`gpu`: where the gradients of this worker lie, if all of them do; asked when a ring forms."""
+    def __init__(self, gpu: Callable[[], Gpu | None] = lambda: None, limb: int = 0) -> None:
+        """`gpu`: where the gradients of this process lie, if all of them do; asked when a ring forms. `limb`: number of
+        this process in its worker; those of all workers with this number are a ring.
+        """
         prepare_groups()
         self._gpu = gpu
+        self._mesh = mesh_of(limb)
         self._turn = threading.Lock()
         self._standing: ProcessGroups | None = None
         self._prepared: ProcessGroups | None = None
@@ -142,14 +146,14 @@ class GroupRing:
     def enter(self, place: Place, timeout_s: float) -> None:
         self.release(place.generation)
         self.leave()
-        self._form(GroupForming(place, timeout_s, self._gpu()), self._sit)
+        self._form(GroupForming(self._groups(place, timeout_s), timeout_s), self._sit)
 
     def prepare(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         with self._turn:
             released = self._released
         if place.generation <= released:
             raise RingBroken("the ring did not form: it was given up before")
-        self._form(GroupForming(place, timeout_s, self._gpu(), all_prepare=all_prepare), self._keep)
+        self._form(GroupForming(self._groups(place, timeout_s), timeout_s, all_prepare=all_prepare), self._keep)
 
     def adopt(self, generation: int) -> None:
         with self._turn:
@@ -195,6 +199,9 @@ class GroupRing:
         for ring in rings:
             if ring is not None and _is_of(ring, given_up) and ring.place.size > 1:
                 ring.give_up("it was aborted")
+
+    def _groups(self, place: Place, timeout_s: float) -> ProcessGroups:
+        return ProcessGroups(place, timeout_s, self._gpu(), self._mesh)
 
     def _form(self, attempt: GroupForming, keep: Callable[[ProcessGroups], None]) -> None:
         with self._turn:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -55,7 +56,11 @@ class DaemonRestarts:
 logger = logging.getLogger("edl")
 
 BOOT_TIMEOUT_S = 30.0
+LIMB_TIMEOUT_S = 120.0  # between the first process of a worker and its last one to come: they import for so long
 TICK_S = 0.5
+ORDERS_S = 5.0  # for orders that another process of the same worker has heard
+RECENT = 32
+MEET_POLL_S = 0.02
 RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ ")  # a line of a daemon's log that tells what it did
 
 
@@ -77,11 +82,12 @@ class DaemonLink:
         self._status = status
         self._telling = threading.Lock()  # so that the last status that is sent is the newest
         self._told: say.TrainerStatus | None = None  # the newest that this daemon was sent
-        self._folder = make_folder()
+        self._folder = self._home = make_folder()
         self.page = SharedPage.create(self._folder / "page")
         hold_for_life(self._folder / LIFE)
         self._news = threading.Condition()
         self._orders: Orders | None = None
+        self._recent: deque[Orders] = deque(maxlen=RECENT)  # the newest at the end
         self._count = 0  # commands heard from this daemon
         self._introduced = False
         self._gave_up: str | None = None
@@ -102,6 +108,8 @@ class DaemonLink:
         PeerError where it has ended without any.
         """
         self._starting = True
+        if self._settings.limb:
+            self._home = _meet(self._settings.meeting)
         self._start()
         self._started_well()
 
@@ -115,6 +123,16 @@ class DaemonLink:
     def _start(self, *, anew: bool = False) -> None:
         self._introduced = self._gone = False
         self._count = self.page.flags = 0  # what the one before promised, it cannot keep
+        if not self._settings.limb:
+            self._start_process(anew=anew)
+        self._connect()
+        with self._telling:
+            self._told = self._status()
+            here = "" if self._home is self._folder else str(self._folder)
+            self._send(say.Hello(self._told, self._orders is not None, self._settings.limb, here))
+        self._wait(lambda: self._introduced, BOOT_TIMEOUT_S, "the daemon did not answer")
+
+    def _start_process(self, *, anew: bool) -> None:
         self._socket.unlink(missing_ok=True)  # a dying daemon listens on for a moment: it must not be called
         self._log_begin = self._log.stat().st_size if self._log.exists() else 0
         arguments = ["--folder", str(self._folder), "--trainer", str(os.getpid()), *(["--anew"] if anew else [])]
@@ -123,11 +141,8 @@ class DaemonLink:
             [sys.executable, *COMMAND, *arguments], environ, log
         )
         self._started = process_start_time(self._pid)
-        self._connect()
-        with self._telling:
-            self._told = self._status()
-            self._send(say.Hello(self._told, self._orders is not None))
-        self._wait(lambda: self._introduced, BOOT_TIMEOUT_S, "the daemon did not answer")
+        if self._settings.meeting is not None:
+            _tell_meeting(self._settings.meeting, self._folder)
 
     def _environment(self) -> dict[str, str]:
         return environ_of({**os.environ, **self._settings.to_environment(), "EDL_WORKER_ID": self.worker})
@@ -146,8 +161,13 @@ class DaemonLink:
         return self._folder
 
     @property
+    def home(self) -> Path:
+        """The folder of the worker's first process, in which its daemon listens."""
+        return self._home
+
+    @property
     def _socket(self) -> Path:
-        return self._folder / "pipe"
+        return self._home / "pipe"
 
     def _connect(self) -> None:
         deadline = time.monotonic() + BOOT_TIMEOUT_S
@@ -156,7 +176,8 @@ class DaemonLink:
             try:
                 pipe.connect(0.5)
             except PipeClosed:
-                if self._started is None or process_start_time(self._pid) != self._started:
+                ended = self._started is None or process_start_time(self._pid) != self._started
+                if ended and not self._settings.limb:
                     raise self._end_of_daemon() from None
                 if self._closed or time.monotonic() > deadline:
                     raise ConfigError(f"edl's daemon does not listen; its log is {self._log}") from None
@@ -204,6 +225,22 @@ class DaemonLink:
             self._wait(lambda: self._count >= promised or self._gone, 5.0, "")
         return self._orders
 
+    @property
+    def newest(self) -> Orders | None:
+        """The newest orders that have come, without waiting for what is promised."""
+        return self._orders
+
+    def wait_orders(self, stamp: tuple[int, int]) -> Orders | None:
+        """Wait until these orders, by term and version, have come, or newer ones. None: these never came here. Raises
+        JobFailed when the daemon gave up.
+        """
+        with self._news:
+            self._news.wait_for(lambda: _stamp(self._orders) >= stamp or self._gave_up is not None, ORDERS_S)
+            found = next((one for one in reversed(self._recent) if _stamp(one) == stamp), None)
+        if self._gave_up is not None:
+            raise JobFailed(self._gave_up)
+        return found
+
     def wait_news(self, older: Orders | None) -> Orders | None:
         """Wait a moment for orders other than `older`. Raises JobFailed when the daemon gave up."""
         with self._news:
@@ -241,6 +278,7 @@ class DaemonLink:
                     self._introduced = True
                 case say.Commanded(orders):
                     self._orders = orders
+                    self._recent.append(orders)
                     self._count += 1
                 case say.GaveUp(reason):
                     self._gave_up = reason
@@ -299,3 +337,28 @@ class DaemonLink:
     def _stop_script(self) -> None:
         """After this step. The page has no other writer, now that the daemon is gone."""
         self.page.attention_step = 0
+
+
+def _stamp(orders: Orders | None) -> tuple[int, int]:
+    return (0, 0) if orders is None else (orders.term, orders.version)
+
+
+def _tell_meeting(meeting: Path, folder: Path) -> None:
+    """Tell the other processes of this worker where its daemon listens."""
+    draft = meeting.with_name(f".{meeting.name}")
+    draft.write_text(str(folder))
+    draft.rename(meeting)
+
+
+def _meet(meeting: Path | None) -> Path:
+    """Wait until the first process of this worker has told where its daemon listens. Raises ConfigError."""
+    assert meeting is not None  # the settings were checked
+    deadline = time.monotonic() + LIMB_TIMEOUT_S
+    while not meeting.exists():
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"the first process of this worker did not call edl.init() within {LIMB_TIMEOUT_S:g} s: call it on all "
+                "processes of a worker alike"
+            )
+        time.sleep(MEET_POLL_S)  # nothing announces a file
+    return Path(meeting.read_text())

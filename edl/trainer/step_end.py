@@ -115,6 +115,7 @@ class BatchEnds:
         if samples is not None:
             self._samples.check_trained(samples)
         self._evaluations.begin_batch()
+        shell.vote_at_end()
         self._note_end()
         shell.kept.put_back()
         shell.end_beside()
@@ -136,7 +137,7 @@ class BatchEnds:
                 self._figures.take({"grad_sqr": noise.sqr, "grad_var": noise.var})
         self._at_end = True
         self._tell_standing(done, [])
-        shell.end_batch(attention=done >= shell.link.page.attention_step)
+        shell.end_batch(attention=shell.looks_after(done))
         if not weightless:
             shell.measure_state()
         self._pass_over(done)

@@ -15,6 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -51,6 +52,7 @@ from edl.trainer.data.source import files_of
 from edl.trainer.exit_paths import Leaving, leave_on_sigterm, note_failures, spare_the_collector
 from edl.trainer.first_state import FirstState, life_begun
 from edl.trainer.framework_port import Framework
+from edl.trainer.limb_agreement import LimbAgreement, LimbRows
 from edl.trainer.rates.factors import EVERY, RateFactors
 from edl.trainer.rates.rate_factors import AnySchedule, Rule
 from edl.trainer.registered_state import RegisteredState, RegisteredValues
@@ -100,11 +102,14 @@ class Trainer:
         *,
         rehearsals: int = 1,
         shell: WorkerShell | None = None,
+        world: Callable[[int, int, Path], LimbRows] | None = None,
     ) -> None:
         """`kind` returns the framework's ring for these settings, or raises ConfigError. `rehearsals`: mini-batches
         until the framework has traced and compiled all for a script. `shell`: of this trainer, where the caller needs
-        to hold it too.
+        to hold it too. `world` joins the other processes of this worker, where the framework can be in several: with
+        this one's number, their count, and a folder that they share.
         """
+        self._world = world
         self._framework = framework
         self._kind = kind
         self._settings: Settings | None = None
@@ -190,7 +195,8 @@ class Trainer:
         ownership.in_children(self._be_inherited)
         self._stand_in = 0 if settings.stand_in is None else os.getppid()
         worker = settings.worker_id or f"w{secrets.token_hex(4)}"
-        if settings.audit is not None:
+        self._check_processes(settings)
+        if settings.audit is not None and not settings.limb:  # a worker's samples stand in the audit once
             folder, job = settings.audit, settings.job or ""
             self._shell.audit = AuditFile(folder, job, worker, lambda: life_begun(self._machine.orders))
         link = DaemonLink(settings, worker, self._shell.take_news, lambda: self._machine.status)
@@ -203,10 +209,29 @@ class Trainer:
         ownership.at_exit(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave, self._shell.interruption)
-        self._shell.introduce()
+        self._shell.introduce(alone=settings.processes == 1)
         link.start()
+        if self._world is not None and settings.processes > 1:
+            self._machine.limbs = settings.processes
+            rows = self._world(settings.limb, settings.processes, link.home)
+            self._shell.limbs = LimbAgreement(rows, self._machine, settings.limb)
         self._watch.begin(self._framework.ring)
         self._shell.take_first()
+
+    def _check_processes(self, settings: Settings) -> None:
+        """Raise ConfigError where this process cannot be one of several of its worker."""
+        if settings.processes == 1:
+            return
+        if self._world is None:
+            raise ConfigError(
+                f"--processes {settings.processes} (EDL_PROCESSES): workers of several processes are PyTorch's; leave "
+                "it away"
+            )
+        if settings.meeting is None or settings.limb >= settings.processes:
+            raise ConfigError(
+                f"EDL_PROCESSES={settings.processes}: the processes of a worker are started together: by `edl run "
+                f"--processes {settings.processes}`"
+            )
 
     def take_seat(self, settings: Settings, link: DaemonLink) -> None:
         """Begin by these settings, with a link to a daemon that need not be started yet. `init` does it."""
@@ -326,6 +351,14 @@ class Trainer:
         """
         self._started()
         return self._told("local_rank") if self.imports_only else self._machine.local_rank
+
+    def group_rank(self) -> int:
+        """Return this process's number among the processes of its worker (`--processes`), from 0."""
+        return self._started().limb
+
+    def group_size(self) -> int:
+        """Return the number of processes of each worker: 1, unless the job was started with `--processes`."""
+        return self._started().processes
 
     def generation(self) -> int:
         """Return the number of the roster that trains now; 0 for a newcomer before its first switch.
@@ -820,6 +853,7 @@ class Trainer:
     def before_update(self) -> None:
         # A state may be under way beside this mini-batch, from here or to here. Then the update is made: it counts.
         self._shell.before_update()
+        self._shell.vote()
         self._shell.settle_step()
 
     def await_state(self) -> None:

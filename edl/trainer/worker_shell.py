@@ -20,6 +20,8 @@ from typing import NamedTuple
 from edl import ownership
 from edl.core.job.deadlines import Deadlines
 from edl.core.worker.agreement import Vote
+from edl.core.worker.limb_votes import UpdateVote
+from edl.core.worker.next_move import are_newer
 from edl.core.worker.worker_inputs import (
     AbortRings,
     AdoptRing,
@@ -77,6 +79,7 @@ from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.exit_paths import Interruption, Leaving, exit_preempted
 from edl.trainer.framework_port import Framework
+from edl.trainer.limb_agreement import ELSEWHERE, LimbAgreement
 from edl.trainer.registered_state import RegisteredState
 from edl.trainer.ring_builder import RingBuilder
 from edl.trainer.snapshot_writer import SnapshotWriter
@@ -155,6 +158,8 @@ class WorkerShell:
         self._reduced: int | None = None  # the step after which the newest came that has had a collective
         self._patient_until = time.monotonic() + PATIENCE_S
         self.awaited = RingWait()
+        self.limbs: LimbAgreement | None = None  # of a worker of several processes
+        self._vote: UpdateVote | None = None  # of those, on the mini-batch being worked on
 
     @property
     def is_training_thread(self) -> bool:
@@ -191,6 +196,8 @@ class WorkerShell:
             answer = None
             for command in commands:
                 answer = self._carry_out(command)
+            if answer is not None and self.limbs is not None and not isinstance(answer, OrdersRead):
+                answer = self.limbs.answer(answer)
 
     def be_inherited(self) -> None:
         """Count no steps of a forked child in the page, as the parent's daemon takes what is counted there as done."""
@@ -205,10 +212,12 @@ class WorkerShell:
         if orders.resumable:
             self.interruption.begin(orders.reason)
 
-    def introduce(self) -> None:
-        """Tell the machine what this trainer is able to do. Call it before the trainer has a daemon."""
+    def introduce(self, *, alone: bool = True) -> None:
+        """Tell the machine what this trainer is able to do. Call it before the trainer has a daemon. `alone`: it is the
+        only process of its worker.
+        """
         framework = self._framework
-        self.machine.introduce(prepares=framework.ring.prepares, sends_state=framework.apart is not None)
+        self.machine.introduce(prepares=framework.ring.prepares, sends_state=alone and framework.apart is not None)
 
     def take_first(self) -> None:
         """Into the first ring of the job, or into a ring of one to boot in."""
@@ -270,6 +279,30 @@ class WorkerShell:
         if self._settled != self.machine.step:
             self.void(error, keep=False)
 
+    def vote(self) -> None:
+        """Agree with the other processes of this worker, before an update: a mini-batch that is void on one of them is
+        void on all. Raises JobFailed where one has ended.
+        """
+        if self.limbs is None:
+            return
+        machine, newest = self.machine, self.link.newest
+        look = machine.step + 1 >= self.link.page.attention_step
+        look = look or (newest is not None and are_newer(newest, machine.orders))
+        self._vote = self.limbs.vote(void=machine.void is not None, look=look)
+        if self._vote.void and machine.void is None:
+            self.void(RingBroken(ELSEWHERE), keep=True)
+
+    def looks_after(self, step: int) -> bool:
+        """Tell whether orders are looked at after the mini-batch of `step`, which counts."""
+        if self.limbs is None:
+            return step >= self.link.page.attention_step
+        return self._vote is not None and self._vote.look
+
+    def vote_at_end(self) -> None:
+        """Agree on a mini-batch that has had no update."""
+        if self._vote is None:
+            self.vote()
+
     def settle_step(self) -> None:
         """Its update is made, or on no worker; a void one stays void."""
         if self.machine.void is None:
@@ -286,13 +319,14 @@ class WorkerShell:
 
     def begin_again(self) -> None:
         """Forget what the mini-batch that ends has reduced and settled: it may come again."""
-        self._settled = self._reduced = None
+        self._settled = self._reduced = self._vote = None
 
     def end_batch(self, *, attention: bool) -> None:
         """A mini-batch that counts. Comes back where the script may train on."""
         if not self.machine.awaits_state:  # else its change of rings is told once the last portion has come
             self._moments = []
         self._applied = self._framework.applied()  # once the step is counted, a pipeline's thread may weigh the next
+        self._vote = None
         self.hear(BatchEnded(attention))
 
     def end_uncommitted_batch(self) -> None:
@@ -304,10 +338,15 @@ class WorkerShell:
 
     def while_waiting(self) -> None:
         """Between two looks at something that does not come: is there still a job?"""
-        self.hear(StillWaiting(self.link.orders))
+        self.hear(StillWaiting(self.link.orders if self.limbs is None else self.limbs.orders(self.link)))
 
     def while_pipeline_waits(self) -> None:
         """The same on a thread that fetches samples, while the training thread waits for them, or trains."""
+        if self.limbs is not None:
+            raise UsageError(
+                "a worker of several processes takes its samples on the thread that trains: iterate "
+                "elastic_shard_generator() or edl.ElasticDataLoader there"
+            )
         self.hear(StillWaiting(self.link.orders, ahead=True))
 
     def heal(self, root: int, *, current: bool) -> None:
@@ -352,7 +391,7 @@ class WorkerShell:
             case SetWeight():
                 self._set_weight(command)
             case ReadOrders():
-                self._orders = self.link.orders
+                self._orders = self.link.orders if self.limbs is None else self.limbs.orders(self.link)
                 return OrdersRead(self._orders)
             case AwaitOrders():
                 return OrdersRead(self._await_orders())
@@ -407,7 +446,10 @@ class WorkerShell:
         return where == (save.generation, save.after_step) and machine.state is TrainerState.TRAINING
 
     def _await_orders(self) -> Orders | None:
-        orders = self._orders = self.link.wait_news(self._orders)
+        orders = self.link.wait_news(self._orders)
+        if self.limbs is not None:
+            orders = self.limbs.orders(self.link)
+        self._orders = orders
         coming = self.machine.state is TrainerState.COMING and time.monotonic() > self._patient_until
         if coming and orders is not None and orders.wanted > orders.present:
             logger.warning("waiting for workers: %d of %d are here", orders.present, orders.wanted)

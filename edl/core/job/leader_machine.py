@@ -243,6 +243,7 @@ class JobMachine:
                 job_policy=job_policy,
                 keep_s=happened.keep_s,
                 ring=happened.ring,
+                processes=happened.processes,
                 resumed=happened.resumed,
             )
             working.ledgers.resumed = happened.resumed
@@ -270,6 +271,11 @@ class JobMachine:
             return (
                 f"the job trains with --ring {record.ring}, not {newcomer.ring}: say the same on all workers, as "
                 "--ring auto takes Horovod where it is installed and else torch"
+            )
+        if newcomer.processes != record.processes:
+            return (
+                f"the job's workers have {record.processes} processes each, not {newcomer.processes}: say the same "
+                "--processes on all workers"
             )
         maximum, present = record.limits.maximum, len(scale_requests.staying(record))
         if maximum and present >= maximum and not host_migration.has_room_for(record, newcomer.identity):

@@ -136,7 +136,9 @@ class WorkerMachine:
         self.count = count
         self.state = TrainerState.COMING
         self.status = TrainerStatus()  # what the daemon is told
-        self.orders: Orders | None = None  # the newest
+        self.limbs = 1  # processes of this worker: with several, all look at the same orders at the same moments
+        self.orders: Orders | None = None  # the newest; of several limbs: that they have looked at
+        self._heard: Orders | None = None  # the newest
         self.rank, self.size, self.local_rank = 0, 1, 0
         self.generation = 0  # of the ring that it sits in, or sat in last; 0: alone
         self.entered_after = 0  # the step that this generation took over after
@@ -181,7 +183,7 @@ class WorkerMachine:
         if TELLS in commands:
             self.status = self.gathered()
         usual = self.generation and self.void is None and not self.models_may_differ and not self.portions.follow
-        self.count.usual_until = self.unusual.step if usual else 0
+        self.count.usual_until = self.unusual.step if usual and self.limbs == 1 else 0
         return commands
 
     def _handle(self, happened: Input) -> list[Command]:
@@ -327,9 +329,11 @@ class WorkerMachine:
         orders = happened.orders
         told: list[Command] = []
         if orders is not None:
-            self.orders = orders if self.orders is None or not are_newer(self.orders, orders) else self.orders
-            told = self._adopt(orders)  # of which the buffer drops what is old
-            if orders is self.orders and self.state not in ENDING:
+            self._heard = orders if self._heard is None or not are_newer(self._heard, orders) else self._heard
+            if self.limbs == 1 or not isinstance(happened, OrdersHeard):  # else when all limbs look at them
+                self.orders = orders if self.orders is None or not are_newer(self.orders, orders) else self.orders
+                told = self._adopt(orders)  # of which the buffer drops what is old
+            if orders is self._heard and self.state not in ENDING:
                 works = isinstance(happened, OrdersHeard) and self.state is TrainerState.TRAINING
                 told += self.next_ring.heed(orders, works_in=self.generation if works else 0)
                 told += self._copy_part(orders, looks=isinstance(happened, OrdersRead))
@@ -353,7 +357,7 @@ class WorkerMachine:
     def _abort(self, orders: Orders) -> list[Command]:
         """A member is gone, or hangs: do not wait for it in a collective."""
         sits = self.generation > 0 or self._entering is not None
-        rings = given_up(orders) if sits and orders is self.orders else range(0)
+        rings = given_up(orders) if sits and orders is self._heard else range(0)
         return [AbortRings(rings)] if rings else []
 
     def _hear_going(self, orders: Orders) -> list[Command]:
@@ -489,13 +493,15 @@ class WorkerMachine:
         )
         if not assignment.prepared:
             return self._enter_unprepared(entering, assignment)
-        if self.next_ring.adopt(assignment.place.generation):
+        if self.next_ring.adopt(assignment.place.generation) or self.limbs > 1:  # of which others may have it
             return [AdoptRing(assignment)]
         return self._fail(entering, "what was prepared of it does not stand any more")  # the others adopt theirs
 
     def _enter_unprepared(self, entering: Entering, assignment: Assignment) -> list[Command]:
         """In line; or a thread has begun to form it when its word came, which may be through by now."""
         generation, (failed, why) = assignment.place.generation, self.next_ring.failed
+        if failed == generation and self.limbs > 1:  # the other limbs, whose rings may stand, are to hear of it
+            return [AdoptRing(assignment)]
         if failed == generation:  # no ring is formed twice under one number
             return self._fail(entering, why)
         cut, begun = self.generation in replaced(assignment), self.next_ring.join(generation)

@@ -1,0 +1,78 @@
+"""One status of a worker whose trainer is several processes, its limbs, from the statuses of all of them.
+
+Owns: which limb counts for each fact. Does not own: the statuses (`edl.core.worker.worker_machine`), nor what the
+daemon makes of the whole (`edl.core.worker.observed_trainer`).
+
+Limbs take the same decisions, at moments that differ by little. So the least advanced limb stands for the worker: the
+leader learns that a worker has done something once all of its limbs have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from edl.protocol.leader_messages import Phase
+from edl.protocol.trainer_messages import TrainerStatus
+
+LEAST_FIRST: Final = (Phase.BROKEN, Phase.BOOTING, Phase.REHEARSING, Phase.READY, Phase.TRAINING)
+OTHER_DATA: Final = "the processes of this worker ask for different data: call elastic_shard_generator() on all alike"
+
+
+def combined(statuses: Sequence[TrainerStatus]) -> TrainerStatus:
+    """Return the status of the worker. That of a single limb is the worker's as it is."""
+    if len(statuses) == 1:
+        return statuses[0]
+    first, least = statuses[0], _least(statuses)
+    asked = [one.data for one in statuses]
+    if None not in asked and len(set(map(repr, asked))) > 1:
+        least = replace(least, phase=Phase.FAILED, reason=OTHER_DATA)
+    newest_void = max((one.void for one in statuses if one.void), key=lambda void: void.generation, default=None)
+    return replace(
+        least,
+        data=None if None in asked else first.data,
+        leaving=any(one.leaving for one in statuses),
+        missed=max(one.missed for one in statuses),
+        marked=_marked(statuses),
+        diverged=next((one.diverged for one in statuses if one.diverged is not None), None),
+        final=tuple(fingerprint for one in statuses for fingerprint in one.final) if least.phase is Phase.DONE else (),
+        joined=max(one.joined for one in statuses),
+        booted=all(one.booted for one in statuses),
+        prepares=all(one.prepares for one in statuses),
+        sends_state=all(one.sends_state for one in statuses),
+        prepared=_prepared(statuses),
+        foreign=any(one.foreign for one in statuses),
+        void=newest_void,
+        whereabouts=next((one.whereabouts for one in statuses if one.whereabouts is not None), None),
+        copied=first.copied,
+        figures=first.figures,
+        heard_going=all(one.heard_going for one in statuses),
+    )
+
+
+def _least(statuses: Sequence[TrainerStatus]) -> TrainerStatus:
+    """Return the status of the least advanced limb. One that has failed counts first; one that has come to its end
+    counts once all have.
+    """
+    failed = [one for one in statuses if one.phase is Phase.FAILED]
+    at_work = [one for one in statuses if not one.over]
+    if failed or not at_work:
+        return (failed or list(statuses))[0]
+    return min(at_work, key=lambda one: (one.generation, LEAST_FIRST.index(one.phase)))
+
+
+def _marked(statuses: Sequence[TrainerStatus]) -> tuple[int, int]:
+    """Return the rebatching that all limbs know, and the furthest that any may have read."""
+    number = min(one.marked[0] for one in statuses)
+    return number, max(one.marked[1] for one in statuses if one.marked[0] == number)
+
+
+def _prepared(statuses: Sequence[TrainerStatus]) -> tuple[int, str]:
+    """Return the newest ring that stands at all limbs, or that has failed one of them."""
+    newest = max(one.prepared[0] for one in statuses)
+    for one in statuses:
+        if one.prepared[0] == newest and one.prepared[1]:
+            return one.prepared
+    return min(one.prepared for one in statuses)

@@ -1,0 +1,157 @@
+"""The processes of one worker's trainer, its limbs, as their daemon holds them: connection, page and status of each.
+
+Owns: these, one status and one page of all, and ending the other limbs where one has died. Does not own: which limb
+counts for which fact (`edl.core.worker.limb_statuses`), nor what the daemon does about it (`edl.daemon.daemon`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from edl.core.worker.limb_statuses import combined
+from edl.core.worker.next_move import NEVER
+from edl.host.host_processes import halted, used_by, watch_exit
+from edl.host.life_lock import LIFE, watch_life
+from edl.protocol import trainer_messages as say
+from edl.protocol.leader_messages import Phase
+from edl.transport.pipe import Connection
+from edl.transport.shared_page import SharedPage
+
+
+class LimbSeat:
+    """One process of the trainer."""
+
+    def __init__(self, pid: int, folder: Path) -> None:
+        self.pid = pid
+        self.folder = folder
+        self.page = SharedPage.open(folder / "page")
+        self.page.attention_step, self.page.flags = NEVER, 0
+        self.connection: Connection | None = None
+        self.status = say.TrainerStatus()
+        self.gone = False
+
+
+class LimbSeats:
+    """All processes of one worker's trainer. The first has started this daemon; the others come by their Hello.
+
+    The pages of all together are one page to `edl.daemon.trainer_view`: a step counts where every limb has applied it.
+    """
+
+    def __init__(self, processes: int, pid: int, folder: Path, on_exit: Callable[[LimbSeat], None]) -> None:
+        self._processes = processes
+        self._on_exit = on_exit
+        self._seats = {0: LimbSeat(pid, folder)}
+        self._watches: list[Callable[[], object]] = []
+
+    def watch_first(self) -> None:
+        """Watch the process that has started this daemon, on the running loop."""
+        self._watch(self._seats[0])
+
+    def greet(self, connection: Connection, hello: say.Hello) -> None:
+        """Take a process's Hello, its first or a later one."""
+        seat = self._seats.get(hello.limb)
+        if seat is None:
+            seat = self._seats[hello.limb] = LimbSeat(connection.pid, Path(hello.folder))
+            self._watch(seat)
+        seat.connection, seat.status = connection, hello.status
+
+    def take(self, connection: Connection, status: say.TrainerStatus) -> None:
+        """Take a process's newest status."""
+        for seat in self._seats.values():
+            if seat.connection is connection:
+                seat.status = status
+
+    def hung_up(self, connection: Connection) -> None:
+        for seat in self._seats.values():
+            if seat.connection is connection:
+                seat.connection = None  # the watch of its process tells whether it ended
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether all processes have said Hello to this daemon."""
+        return len(self._seats) == self._processes and all(
+            seat.connection is not None or seat.status.over for seat in self._seats.values()
+        )
+
+    @property
+    def status(self) -> say.TrainerStatus:
+        return combined([seat.status for _, seat in sorted(self._seats.items())])
+
+    def send(self, message: msgspec.Struct) -> None:
+        for seat in self._seats.values():
+            if seat.connection is not None:
+                seat.connection.send(message)
+
+    def promise(self) -> None:
+        """Count the orders that were sent."""
+        for seat in self._seats.values():
+            seat.page.flags += 1
+
+    def attend(self, step: int) -> None:
+        """Let all processes look at their orders after `step`."""
+        for seat in self._seats.values():
+            seat.page.attention_step = step
+
+    def end_with(self, dead: LimbSeat) -> bool:
+        """Note that a process has ended. A death ends the others at once: they would wait for it. Return False where
+        the process has come to its good end, and others are on their way there.
+        """
+        dead.gone = True
+        others = [seat for seat in self._seats.values() if not seat.gone]
+        if others and dead.status.phase is Phase.DONE:
+            return False
+        for seat in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(seat.pid, signal.SIGKILL)
+        return True
+
+    def kill(self) -> None:
+        for seat in self._seats.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(seat.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for cancel in self._watches:
+            cancel()
+
+    def remove_folders(self) -> None:
+        for seat in self._seats.values():
+            shutil.rmtree(seat.folder, ignore_errors=True)
+
+    # ---------------------------------------------------------------------------------- the pages of all, as one page
+
+    @property
+    def step(self) -> int:
+        return min(seat.page.step for seat in self._seats.values())
+
+    @property
+    def waited_ns(self) -> int:
+        return self._seats[0].page.waited_ns
+
+    @property
+    def loaded_ns(self) -> int:
+        return self._seats[0].page.loaded_ns
+
+    def used(self) -> tuple[float, int]:
+        """Return seconds of CPU and bytes of memory of all processes."""
+        used = [used_by(seat.pid) for seat in self._seats.values()]
+        return sum(cpu_s for cpu_s, _ in used), sum(memory for _, memory in used)
+
+    def halted(self) -> str:
+        """Say what the system holds a process up by."""
+        return next((word for seat in self._seats.values() if (word := halted(seat.pid))), "")
+
+    def _watch(self, seat: LimbSeat) -> None:
+        self._watches.append(watch_exit(seat.pid, lambda _: self._exited(seat)).cancel)
+        watch_life(seat.folder / LIFE, seat.pid, lambda _: self._exited(seat))
+
+    def _exited(self, seat: LimbSeat) -> None:
+        if not seat.gone:  # its lock is released before its pidfd is ready
+            self._on_exit(seat)

@@ -1,0 +1,63 @@
+"""The world of one worker's processes: PyTorch's default process group, in which a model is sharded.
+
+A worker of several processes (`--processes`) is to itself what a job of torchrun is: `torch.distributed` is set up for
+its processes, so meshes and `fully_shard` are written as their documentation has them. edl uses a group of its own
+beside that, whose operations never come between the script's.
+
+Owns: that world, and the rows that processes exchange. Does not own: what rows say (`edl.core.worker.limb_votes`), nor
+the rings between workers (`edl.torch.torch_ring`).
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from edl.core.worker.limb_votes import LANES, Row
+from edl.errors import ConfigError, UsageError
+from edl.trainer.limb_agreement import LimbLost
+
+COME_S = 120.0  # for all processes of a worker to come
+NEVER_COME_S = 30 * 86_400.0  # a process that dies ends the wait: its worker's daemon ends the others
+
+
+class GroupWorld:
+    """`edl.trainer.limb_agreement.LimbRows` by a process group of gloo's."""
+
+    def __init__(self, limb: int, processes: int, folder: Path) -> None:
+        """Make the default group in a `folder` that the processes share. Raises ConfigError where one never comes."""
+        if dist.is_initialized():
+            raise UsageError(
+                "edl.init() makes the process group of a worker's processes: leave torch.distributed."
+                "init_process_group() away, or call edl.init() first"
+            )
+        number, count = str(limb), str(processes)
+        os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the processes of a worker are on one host
+        store = dist.FileStore(str(folder / "world"), processes)
+        try:
+            dist.init_process_group("gloo", store=store, rank=limb, world_size=processes, timeout=timedelta(seconds=COME_S))
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"not all {processes} processes of this worker came within {COME_S:g} s: {str(error).splitlines()[0]}"
+            ) from error
+        self._limb = limb
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=NEVER_COME_S))
+        self._rows = [torch.zeros(LANES, dtype=torch.int64) for _ in range(processes)]
+
+    def exchange(self, row: Row) -> list[Row]:
+        try:
+            dist.all_gather(self._rows, torch.tensor(row, dtype=torch.int64), group=self._group)
+        except RuntimeError as error:
+            raise LimbLost("another process of this worker has ended") from error
+        return [tuple(one.tolist()) for one in self._rows]
+
+
+def joined_world(limb: int, processes: int, folder: Path) -> GroupWorld:
+    """Join the world of this worker's processes."""
+    return GroupWorld(limb, processes, folder)

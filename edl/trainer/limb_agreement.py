@@ -1,0 +1,72 @@
+"""The limbs of one worker in agreement: what one of them hears on its training thread, all of them hear.
+
+Owns: when rows are exchanged, on the training thread of each limb, and waiting for orders that another limb has heard.
+Does not own: what rows say (`edl.core.worker.limb_votes`), nor how they travel (the framework's `LimbRows`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edl.core.worker import limb_votes
+from edl.core.worker.limb_votes import NO_ORDERS, Occasion, Row, UpdateVote
+from edl.core.worker.worker_inputs import BatchVoid, Input, RingFailed, StateComes, StateCopied, VotesHeard
+from edl.core.worker.worker_machine import WorkerMachine
+from edl.errors import JobFailed
+from edl.protocol.assignment import Orders
+from edl.trainer.daemon_link import DaemonLink
+
+ELSEWHERE = "the ring of another process of this worker has failed"
+UNLIKE = "the rings of this worker's processes do not agree: the processes of another worker differ"
+
+
+class LimbRows(Protocol):
+    """The connection between the limbs of one worker."""
+
+    def exchange(self, row: Row) -> list[Row]:
+        """Return the rows of all limbs, by limb. Raises JobFailed where a limb has ended."""
+
+
+class LimbAgreement:
+    """One limb among those of its worker. On the training thread."""
+
+    def __init__(self, rows: LimbRows, machine: WorkerMachine, limb: int) -> None:
+        self.limb = limb
+        self._rows = rows
+        self._machine = machine
+
+    def vote(self, *, void: bool, look: bool) -> UpdateVote:
+        """Return what holds for all limbs before an update."""
+        return limb_votes.update_of(self._rows.exchange(limb_votes.row(Occasion.UPDATE, int(void), int(look))))
+
+    def orders(self, link: DaemonLink) -> Orders | None:
+        """Return the newest orders that any limb has heard, the same on all; None: none has heard any."""
+        while True:
+            newest = link.orders
+            stamp = NO_ORDERS if newest is None else (newest.term, newest.version)
+            wanted = limb_votes.newest_orders(self._rows.exchange(limb_votes.row(Occasion.ORDERS, *stamp)))
+            found = None if wanted == NO_ORDERS else link.wait_orders(wanted)
+            holds = found is not None or wanted == NO_ORDERS
+            if limb_votes.all_hold(self._rows.exchange(limb_votes.row(Occasion.HELD, int(holds)))):
+                return found
+            # A daemon that was started anew may have told one limb of orders between which another one has heard none.
+
+    def answer(self, answer: Input) -> Input:
+        """Return what came of a command on all limbs: where it failed on one, it has failed."""
+        vote = answer.highest if isinstance(answer, VotesHeard) else ()
+        failed = isinstance(answer, RingFailed | BatchVoid)
+        rows = self._rows.exchange(limb_votes.row(Occasion.ANSWER, int(not failed), *vote))
+        if failed or limb_votes.failed_limb(rows) is not None:
+            return answer if failed else self._failure(answer, ELSEWHERE)
+        if isinstance(answer, VotesHeard) and len(limb_votes.votes_of(rows)) > 1:
+            return RingFailed(UNLIKE)
+        return answer
+
+    def _failure(self, answer: Input, reason: str) -> Input:
+        if isinstance(answer, StateCopied | StateComes) and self._machine.sits:
+            return BatchVoid(reason)
+        return RingFailed(reason)
+
+
+class LimbLost(JobFailed):
+    """Another process of this worker has ended: the daemon ends this one, too."""
