@@ -325,7 +325,9 @@ def _check_processes(settings: Settings, quotes: Mapping[str, str]) -> None:
     if settings.processes > MOST_PROCESSES:
         raise ConfigError(f"{quote} is more than {MOST_PROCESSES}")
     if settings.ring == "horovod":
-        raise ConfigError(f"{quotes['ring']}: workers of several processes ({quote}) need --ring torch (EDL_RING=torch)")
+        raise ConfigError(
+            f"{quotes['ring']}: workers of several processes ({quote}) need --ring torch (EDL_RING=torch)"
+        )
     for field in ("checkpoint", "virtual_workers"):
         if field in quotes:
             raise ConfigError(f"{quotes[field]}: not with workers of several processes yet: leave it or {quote} away")

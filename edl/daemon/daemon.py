@@ -36,10 +36,10 @@ from edl.daemon.address_book import AddressBook, Here, JobKeys, located, through
 from edl.daemon.driver_link import DriverLink
 from edl.daemon.gc_pacing import collect_regularly, collect_seldom
 from edl.daemon.host_watch import HostProcesses, HostWatch, Process
-from edl.daemon.limb_seats import LimbSeat, LimbSeats
 from edl.daemon.leader_session import Candidacy, LeaderSession
 from edl.daemon.leader_shell import Leader, LeaderConfig
 from edl.daemon.leadership import Leadership
+from edl.daemon.limb_seats import LimbSeat, LimbSeats
 from edl.daemon.part_store import PartStore, resumed_from
 from edl.daemon.policy_loader import Code, job_policy, own_code
 from edl.daemon.presence_node import PresenceNode

@@ -35,8 +35,8 @@ from edl.launch.forking import Forks
 from edl.launch.job_coordinator import coordinator_of
 from edl.launch.job_processes import MARK, end_marked, wait_marked_gone
 from edl.launch.job_records import OVER, Folder, LaunchRecord
-from edl.launch.limb_processes import LimbProcesses
 from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, LaunchVerdict
+from edl.launch.limb_processes import LimbProcesses
 from edl.launch.status_poller import JobWatch
 from edl.launch.supervisor import RUNNING, Stage, Supervisor
 from edl.launch.supervisor_inputs import (

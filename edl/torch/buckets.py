@@ -27,6 +27,7 @@ from edl.protocol.leader_messages import GRADIENTS
 from edl.torch.absence import AbsentGradients, no_rows
 from edl.torch.group_collectives import form
 from edl.torch.process_groups import ROW_BYTES, ProcessGroups
+from edl.torch.sharded import local_of, placement_of
 from edl.torch.tensor_ring import scale
 
 LARGE_BYTES = 1 << 20  # of a gradient that travels alone
@@ -184,7 +185,7 @@ class Alike:
 
     def __init__(self, groups: ProcessGroups, parameters: Sequence[torch.Tensor]) -> None:
         self._groups = groups
-        self._forms = [form(one) for one in parameters]
+        self._forms = [" ".join(filter(None, (form(local_of(one)), placement_of(one)))) for one in parameters]
         self._asked: tuple[Any, Callable[[], list[bytes]]] | None = None
 
     def ask(self) -> None:
@@ -238,7 +239,7 @@ def cut(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     bucket: list[torch.Tensor] = []
     room = FIRST_BYTES
     for parameter in reversed(parameters):
-        size = parameter.numel() * parameter.element_size()
+        size = local_of(parameter).numel() * parameter.element_size()
         if size >= LARGE_BYTES:
             yield [parameter]
             continue

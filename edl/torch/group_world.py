@@ -41,7 +41,9 @@ class GroupWorld:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the processes of a worker are on one host
         store = dist.FileStore(str(folder / "world"), processes)
         try:
-            dist.init_process_group("gloo", store=store, rank=limb, world_size=processes, timeout=timedelta(seconds=COME_S))
+            dist.init_process_group(
+                "gloo", store=store, rank=limb, world_size=processes, timeout=timedelta(seconds=COME_S)
+            )
         except (RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"not all {processes} processes of this worker came within {COME_S:g} s: {str(error).splitlines()[0]}"
@@ -56,8 +58,3 @@ class GroupWorld:
         except RuntimeError as error:
             raise LimbLost("another process of this worker has ended") from error
         return [tuple(one.tolist()) for one in self._rows]
-
-
-def joined_world(limb: int, processes: int, folder: Path) -> GroupWorld:
-    """Join the world of this worker's processes."""
-    return GroupWorld(limb, processes, folder)

@@ -20,6 +20,7 @@ from edl import background
 from edl.core.worker import digest
 from edl.core.worker.digest import HALF, OF_HALVES, OF_WORDS, ROW
 from edl.protocol.divergence_report import Fingerprint
+from edl.torch.sharded import local_of
 from edl.trainer.framework_port import LONG_BYTES
 
 STRETCH = 512 * ROW  # words: what a device holds beside a tensor meanwhile is twice that
@@ -32,7 +33,8 @@ def fingerprints(leaves: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
     found: list[Fingerprint | None] = []
     away: list[tuple[int, str, torch.Tensor]] = []  # on devices: their sums are fetched together
     with torch.no_grad():
-        for name, leaf in leaves:
+        for name, given in leaves:
+            leaf = local_of(given) if isinstance(given, torch.Tensor) else given
             if isinstance(leaf, np.ndarray):
                 found.append(digest.fingerprint_of_array(name, leaf))
             elif not isinstance(leaf, torch.Tensor):
@@ -61,7 +63,7 @@ def fingerprints_begun(
             here.append((name, leaf))
         else:
             away.append((name, leaf))
-    if sum(tensor.numel() * tensor.element_size() for _, tensor in here) < LONG_BYTES:
+    if sum(local_of(tensor).numel() * tensor.element_size() for _, tensor in here) < LONG_BYTES:
         return None
     first = fingerprints(itertools.chain(away, rest))
     read = background.begin(lambda: fingerprints(here))

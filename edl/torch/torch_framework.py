@@ -12,6 +12,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,12 @@ from edl.errors import RingBroken, UsageError
 from edl.protocol.divergence_report import Fingerprint
 from edl.torch.absence import sparse_parameters
 from edl.torch.backward import Backward, Reduction
+from edl.torch.group_world import GroupWorld
 from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.nccl_sums import Gpu
 from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
 from edl.torch.part_sums import TorchPartSums
+from edl.torch.sharded import check_sharding, is_sharded
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.torch_fingerprints import fingerprints, fingerprints_begun
 from edl.torch.torch_reducer import USUAL, Manner, Reducer
@@ -102,6 +105,8 @@ class TorchFramework:
         self._kept: list[UnlearnedState] = []
         self.unwrapped = TorchUnwrapped()
         self._witnessed: torch.Tensor | None = None
+        self._processes = 1  # of this worker
+        self._sharded = False  # some of what it trains is, over the processes of this worker
         self._apart = TorchApart(self, _tensor)
         ownership.in_children(self._be_inherited)
 
@@ -116,6 +121,11 @@ class TorchFramework:
     def ring(self) -> TensorRing:
         """Chosen when first needed: by then a script, or what has forked it, has said which. Raises ConfigError."""
         return chosen(self.gpu, self.named)
+
+    def join_world(self, limb: int, processes: int, folder: Path) -> GroupWorld:
+        """Join the other processes of this worker."""
+        self._processes = processes
+        return GroupWorld(limb, processes, folder)
 
     def named(self) -> list[Named]:
         """The gradients in main memory that a step reduces. Any thread."""
@@ -152,6 +162,8 @@ class TorchFramework:
         prefix = f"{len(self._optimizers)}." if self._optimizers else ""
         names = names_of(optimizer, model, named_parameters, prefix)
         check_trained(optimizer)
+        check_sharding(model, names, self._processes)
+        self._sharded = self._sharded or any(map(is_sharded, names))
         known = {id(tensor) for _, tensor in self.tensors()}
         reducer = Reducer(trainer, self.ring, self._share, self._backward, names, manner)
         reducer.number, reducer.rate, reducer.measures = len(self._reducers), self._rate, self._noise_due
@@ -379,6 +391,8 @@ class TorchFramework:
         for word, tensor in alone.values():
             if id(tensor) not in learned and not is_lazy(tensor) and tensor.data_ptr() not in known:
                 yield f"{word} {WRAP_IT}", tensor
+        if self._sharded:  # what FSDP2 gathers for a moment is no tensor of the script's
+            return
         others = {id(one) for one in (*self._backward.owners, *self.unwrapped.all_trained())}
         for word, tensor in self.unwrapped.by_hand.find({*learned, *buffers, *others}):
             if tensor.data_ptr() not in known:

@@ -33,8 +33,9 @@ from edl.collectives.name_warmup import Named
 from edl.collectives.ring_port import GradientWeight, is_fault
 from edl.errors import RingBroken, RingFault, UsageError
 from edl.policy.gradient_noise import of_step
-from edl.torch.absence import are_absent, takes_gradients
+from edl.torch.absence import are_absent, blank, takes_gradients
 from edl.torch.backward import Backward, Reduction, finish, task_id
+from edl.torch.sharded import is_sharded, local_of
 from edl.torch.tensor_ring import TensorRing, check_kind
 from edl.trainer.framework_port import StepPort
 from edl.trainer.skipped_update import CUT
@@ -132,7 +133,8 @@ class Reducer:
         if is_lazy(parameter):
             self._lazy[parameter] = name
         elif takes_gradients(parameter):  # without a hook: reduced at the end of backward
-            self._listen(parameter, name, self._hook(name))
+            hook = functools.partial(self._arrived, name=name) if is_sharded(parameter) else self._hook(name)
+            self._listen(parameter, name, hook)
 
     def _listen(self, parameter: torch.Tensor, name: str, hook: Callable[[torch.Tensor], None]) -> None:
         """Register a hook. It wants a parameter that requires a gradient, and stays when that is frozen."""
@@ -312,10 +314,17 @@ class Reducer:
         if parameter.grad is None and self._zeros:
             parameter.grad = torch.zeros_like(parameter)
         elif parameter.grad is None and self._reducing:
-            parameter.grad = self._averaging.nothing(parameter)
+            parameter.grad = self._nothing(parameter)
             self._lacking.append(parameter)
         if self._reducing:
             self._reduce(parameter, name)
+
+    def _nothing(self, parameter: torch.Tensor) -> torch.Tensor:
+        if not is_sharded(parameter):
+            return self._averaging.nothing(parameter)
+        gradient = torch.zeros_like(parameter, requires_grad=False)
+        blank(local_of(gradient))
+        return gradient
 
     def wait(self) -> None:
         began = time.perf_counter_ns()
@@ -343,9 +352,10 @@ class Reducer:
         if self._reducing:
             lacking = self._lacking
             if not self._factor:
-                lacking = [*(one for one in lacking if not one.numel()), *(one for one in self._names if one.numel())]
+                some = {one: local_of(one).numel() for one in self._names}
+                lacking = [*(one for one in lacking if not some[one]), *(one for one in self._names if some[one])]
                 lacking = [one for one in lacking if one.grad is not None]
-            absent = are_absent([one.grad for one in lacking if one.grad is not None])
+            absent = are_absent([local_of(one.grad) for one in lacking if one.grad is not None])
             lacking = [one for one, is_absent in zip(lacking, absent, strict=True) if is_absent]
         else:  # a collective has failed
             lacking = self._lacking
@@ -447,7 +457,7 @@ class Reducer:
         if not step:
             self._added_up = False
         elif first is not None and first.grad is not None:
-            self._left = first.grad, first.grad._version
+            self._left = local_of(first.grad), local_of(first.grad)._version
 
     def _is_left(self, parameter: torch.Tensor | None) -> bool:
         """Tell whether gradients of an earlier mini-batch are still here: a script may have dropped them in ways of
@@ -456,7 +466,7 @@ class Reducer:
         others = [one.grad for one in self._names if one is not parameter and one.grad is not None]
         if others or parameter is None:
             return any(bool(_norm(one)) for one in others)
-        gradient, left = parameter.grad, self._left
+        gradient, left = None if parameter.grad is None else local_of(parameter.grad), self._left
         return gradient is not None and left is not None and gradient is left[0] and gradient._version == left[1] + 1
 
     def _check_sum(self, step: int) -> None:
@@ -495,6 +505,7 @@ class Reducer:
     def _reduce(self, parameter: torch.Tensor, name: str) -> None:
         gradient = parameter.grad
         assert gradient is not None  # it was looked for, or we have put it there
+        gradient = local_of(gradient)
         if gradient.requires_grad:  # of backward(create_graph=True)
             gradient = gradient.detach()
         self._sent.add(name)
@@ -546,7 +557,7 @@ def _check_there(parameter: torch.Tensor, name: str) -> None:
 
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    values = gradient.coalesce().values() if gradient.is_sparse else local_of(gradient)
     kind = torch.float32 if values.dtype.itemsize < torch.float32.itemsize else None
     norm: torch.Tensor = torch.linalg.vector_norm(values.detach(), dtype=kind)
     return norm

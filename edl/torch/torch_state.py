@@ -16,6 +16,7 @@ import torch
 
 from edl.core.worker.digest import leaves
 from edl.errors import RingBroken, UsageError
+from edl.torch.sharded import local_of
 from edl.torch.tensor_ring import TensorRing
 from edl.torch.torch_tensors import TorchTensors, form
 from edl.trainer.first_state import ALIKE
@@ -61,7 +62,7 @@ def synchronize(holder: Holder, ring: TensorRing, root: int) -> int:
         return 0
     with torch.no_grad():
         named = list(holder.tensors())
-        contents = [tensor for _, tensor in named]
+        contents = [local_of(tensor) for _, tensor in named]
         if place.rank == root:
             head = _describe(holder, named, contents)
             ring.broadcast(head, root)
@@ -218,7 +219,7 @@ class Adoption:
     def _check_tensors(self, described: Described, named: list[tuple[str, torch.Tensor]]) -> None:
         for (my_name, tensor), (name, theirs) in zip(named, described.tensors, strict=False):
             mine = form(tensor)
-            if (my_name, mine.dtype, mine.shape) != (name, theirs.dtype, theirs.shape):
+            if (my_name, mine.sort, mine.dtype, mine.shape) != (name, theirs.sort, theirs.dtype, theirs.shape):
                 raise self._different(f"{my_name} ({mine})", f"{name} ({theirs})")
         self._check_number("parameters and buffers", len(named), len(described.tensors))
 
@@ -275,7 +276,7 @@ def described_states(optimizer: torch.optim.Optimizer, contents: list[torch.Tens
 def _described(value: Any, path: str, contents: list[torch.Tensor]) -> Node:
     packing = Packing([TorchTensors()])
     node = packing.of(value, path)
-    contents.extend(content.tensor for content in packing.contents)
+    contents.extend(local_of(content.tensor) for content in packing.contents)
     return node
 
 

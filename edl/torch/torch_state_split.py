@@ -26,6 +26,7 @@ from edl.core.worker.state_portions import cut
 from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.errors import UsageError
 from edl.torch.cuda_streams import StillTensors
+from edl.torch.sharded import local_of
 from edl.torch.torch_state import (
     Adoption,
     Described,
@@ -83,7 +84,7 @@ class TorchApart:
         begin = self._cuts[portion.first]
         end = len(learned) if portion.is_last else self._cuts[portion.until]  # what was added since is of the last
         late, optimizers = learned[begin:end], list(self._holder.optimizers())
-        some = Some(set(map(id, late)), with_own=begin == 0)
+        some, late = Some(set(map(id, late)), with_own=begin == 0), list(map(local_of, late))
         states = [described_states(one, late, some) for one in optimizers]
         if portion.is_first or portion.is_last:
             hyper = [described_hyper_parameters(one, early) for one in optimizers]
@@ -102,7 +103,7 @@ class TorchApart:
             self._take_early(theirs.described, early)
 
         rest = self._both()[1][theirs.begin : theirs.end]
-        some = Some(set(map(id, rest)), with_own=theirs.begin == 0)
+        some, rest = Some(set(map(id, rest)), with_own=theirs.begin == 0), list(map(local_of, rest))
         adoption = Adoption("the optimizers of this worker are not those of the others", rest)
         optimizers = zip(self._holder.optimizers(), theirs.described.optimizers, strict=True)
         adopt = [adoption.prepare_states(optimizer, states, some) for optimizer, (_, states) in optimizers]
@@ -137,7 +138,7 @@ class TorchApart:
     def _sizes(self, learned: Sequence[torch.Tensor]) -> list[int]:
         """Return the room that each parameter takes, with what is kept of it."""
         kept = [one.state for one in self._holder.optimizers()]
-        return [_room(one) + sum(_room_of(state[one]) for state in kept if one in state) for one in learned]
+        return [_room(local_of(one)) + sum(_room_of(state[one]) for state in kept if one in state) for one in learned]
 
     def raw(self, contents: Sequence[Any]) -> bytes:
         return b"".join(itertools.chain.from_iterable(_padded(self._tensor(one)) for one in contents))
@@ -245,7 +246,7 @@ def _room(tensor: torch.Tensor) -> int:
 def _room_of(state: Any) -> int:
     """Estimate the room of an optimizer's state of one parameter, by the tensors that nearly all optimizers keep."""
     kept = state.values() if isinstance(state, dict) else ()
-    return sum(_room(one) for one in kept if isinstance(one, torch.Tensor))
+    return sum(_room(local_of(one)) for one in kept if isinstance(one, torch.Tensor))
 
 
 def version_of(tensor: torch.Tensor) -> int:

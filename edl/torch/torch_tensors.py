@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.parameter import is_lazy
 
+from edl.torch.sharded import local_of, placement_of
 from edl.trainer.value_tree import CannotTravel, Destination, Differs, Form, TensorPart
 
 SORT = "torch.Tensor"
@@ -23,7 +24,7 @@ class TorchTensors:
         self._device = device
 
     def is_of(self, form: Form) -> bool:
-        return form.sort == SORT
+        return form.sort.partition(" ")[0] == SORT
 
     def form(self, value: object) -> Form | None:
         if not isinstance(value, torch.Tensor):
@@ -35,13 +36,16 @@ class TorchTensors:
         return form(value)
 
     def contents(self, value: torch.Tensor) -> torch.Tensor:
-        return value
+        return local_of(value)
 
     def place(self, form: Form, mine: object) -> Destination:
         if isinstance(mine, torch.Tensor) and self.form(mine) == form and not _overlaps(mine):
-            return Destination(mine, lambda: mine)
-        if isinstance(mine, torch.Tensor) and mine.requires_grad:  # its optimizer would go on with the old one
-            raise Differs(f"{self.form(mine)} here, {form} there")
+            return Destination(local_of(mine), lambda: mine)
+        sharded = form.sort != SORT
+        if sharded or (
+            isinstance(mine, torch.Tensor) and mine.requires_grad
+        ):  # its optimizer would go on with the old one
+            raise Differs(f"{self.form(mine) if mine is not None else 'nothing'} here, {form} there")
         tensor = torch.empty(form.shape, dtype=_dtype(form.dtype), device=self._device_for(form, mine))
         return Destination(tensor, lambda: tensor)
 
@@ -60,7 +64,9 @@ class TorchTensors:
 
 
 def form(tensor: torch.Tensor) -> Form:
-    return Form(SORT, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.device.type == "cpu")
+    local, placement = local_of(tensor), placement_of(tensor)
+    sort = f"{SORT} {placement}" if placement else SORT
+    return Form(sort, str(local.dtype).removeprefix("torch."), tuple(local.shape), local.device.type == "cpu")
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -44,7 +44,10 @@ class Form(msgspec.Struct, frozen=True, array_like=True, tag=4):
     on_cpu: bool = True
 
     def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}" + ("" if self.on_cpu else " on a device")
+        more = self.sort.partition(" ")[2]  # how a part of a sharded one lies
+        return (
+            f"{self.dtype}{list(self.shape)}" + (f" {more}" if more else "") + ("" if self.on_cpu else " on a device")
+        )
 
 
 class Parts(msgspec.Struct, frozen=True, array_like=True, tag=5):
