@@ -165,8 +165,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_PROCESSES",),
         ("--processes",),
         "S",
-        "processes of each worker, on one host, that hold the model in shards, as by PyTorch's fully_shard; with --ring "
-        "torch (default: 1)",
+        "processes of each worker, on one host, over which a model of PyTorch's is sharded, as by fully_shard() "
+        "(default: 1)",
     ),
     Setting(
         "checkpoint",

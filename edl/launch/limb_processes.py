@@ -1,7 +1,7 @@
 """A worker of several processes as its launcher holds it: they start, print and end together.
 
-Owns: that one's bad end is that of all, and which exit status is the worker's. Does not own: each process and its output
-(`edl.launch.child_worker`), nor what follows from a worker's end (`edl.launch.supervisor`).
+Owns: that a bad end of one is that of all, and which exit status is the worker's. Does not own: each process and its
+output (`edl.launch.child_worker`), nor what follows from a worker's end (`edl.launch.supervisor`).
 """
 
 from __future__ import annotations

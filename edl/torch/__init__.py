@@ -47,6 +47,7 @@ epoch = _trainer.epoch
 generation = _trainer.generation
 group_rank = _trainer.group_rank
 group_size = _trainer.group_size
+part_weight = _trainer.part_weight
 own_samples = _trainer.own_samples
 rehearsing = _trainer.rehearsing
 notify_batch_end = _trainer.notify_batch_end
@@ -254,6 +255,7 @@ __all__ = [
     "notify_batch_end",
     "on_resize",
     "own_samples",
+    "part_weight",
     "prepare",
     "rank",
     "register",

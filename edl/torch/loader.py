@@ -89,6 +89,7 @@ class ElasticDataLoader(DataLoader[Any]):
         epochs: of one iteration; None: each iteration is one more epoch, and `while loader.shards.epochs_done < 10:`
             around it is right on all workers.
         seed: of the shuffling, the same on all workers.
+        among: that of `edl.elastic_shard_generator`; then `batch_size` is divided among these processes.
         loading: the DataLoader's own: num_workers, collate_fn, pin_memory, prefetch_factor, ...
 
     Batches that its worker processes have loaded ahead survive changes of size, and a void mini-batch comes again.
@@ -110,13 +111,14 @@ class ElasticDataLoader(DataLoader[Any]):
         *,
         epochs: int | None = None,
         seed: int = 0,
+        among: Any = None,
         **loading: Any,
     ) -> None:
         if (stream := stream_of(dataset)) is not None:
             self._init_stream(stream, batch_size, shuffle, epochs, loading)
             return
         _check(dataset, loading)
-        shards: ShardGenerator[Any] = trainer.elastic_shard_generator(len(dataset), epochs, shuffle, seed)  # type: ignore[arg-type]
+        shards: ShardGenerator[Any] = trainer.elastic_shard_generator(len(dataset), epochs, shuffle, seed, among=among)  # type: ignore[arg-type]
         self._runs = runs = Runs(framework.loading, trainer, loading.get("generator"))
         if loading.get("num_workers"):
             loading = {"persistent_workers": True, **loading}

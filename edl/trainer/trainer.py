@@ -43,6 +43,7 @@ from edl.sources.source_port import Source
 from edl.sources.streams.elastic_stream import ElasticStream
 from edl.trainer import fork_stand_in
 from edl.trainer.daemon_link import DaemonLink
+from edl.trainer.data.among import Among
 from edl.trainer.data.audit_files import AuditedCount, AuditFile
 from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.sample_ids import Ids, SampleIds
@@ -360,6 +361,14 @@ class Trainer:
         """Return the number of processes of each worker: 1, unless the job was started with `--processes`."""
         return self._started().processes
 
+    def part_weight(self) -> float:
+        """Return what to multiply this process's loss by, a mean over its part of the worker's samples: 1.0, but for a
+        short step that does not divide among the processes of `among=`.
+        """
+        self._joined("part_weight")
+        shards, own = self.shards, None if self.rehearsing() else self._leases.own(self._machine.step + 1)
+        return 1.0 if shards is None or not own else shards.among.weight(own)
+
     def generation(self) -> int:
         """Return the number of the roster that trains now; 0 for a newcomer before its first switch.
 
@@ -500,6 +509,8 @@ class Trainer:
         shuffle: bool = False,
         seed: int = 0,
         format: str | None = None,
+        *,
+        among: Any = None,
     ) -> ShardGenerator[list[Any]]: ...
 
     @overload
@@ -510,6 +521,8 @@ class Trainer:
         shuffle: bool = False,
         seed: int = 0,
         format: str | None = None,
+        *,
+        among: Any = None,
     ) -> ShardGenerator[Any]: ...
 
     @overload
@@ -520,6 +533,8 @@ class Trainer:
         shuffle: bool = False,
         seed: int = 0,
         format: None = None,
+        *,
+        among: Any = None,
     ) -> ShardGenerator[list[Any]]: ...
 
     @overload
@@ -530,6 +545,8 @@ class Trainer:
         shuffle: bool = False,
         seed: int = 0,
         format: None = None,
+        *,
+        among: Any = None,
     ) -> ShardGenerator[Ids]: ...
 
     def elastic_shard_generator(
@@ -539,6 +556,8 @@ class Trainer:
         shuffle: bool = False,
         seed: int = 0,
         format: str | None = None,  # noqa: A002 - the contract's name
+        *,
+        among: Any = None,
     ) -> ShardGenerator[Any]:
         """Return this worker's samples of `source`: each sample of an epoch goes to exactly one worker, at any size.
 
@@ -546,6 +565,9 @@ class Trainer:
         theirs where their names do not say it. Use `.batches(n)` for one numpy array of sample ids per step (of files:
         one list of records), or iterate (or call) it for one sample at a time. `epochs=None`: each iteration is one
         more epoch.
+
+        `among`: of a worker of several processes, the dimension of its mesh over which they divide its samples, such as
+        `mesh["shard"]`. Those that only differ in another dimension take the same samples. None: all take all of them.
 
         >>> for ids in edl.elastic_shard_generator(6, epochs=1).batches(4):
         ...     print(ids)
@@ -555,6 +577,10 @@ class Trainer:
         [4 5]
         """
         settings = self._started() if self.imports_only else self._seated("elastic_shard_generator")
+        if settings.processes > 1 and isinstance(source, ElasticStream):
+            raise UsageError(
+                "a stream is not read by workers of several processes (--processes) yet: train on ids or files"
+            )
         self._ends.standing.register()
         shards: ShardGenerator[Any] = ShardGenerator(
             source,
@@ -570,6 +596,7 @@ class Trainer:
             goes_on_in=self._goes_on_in,
             earlier=self.shards,
             virtual=settings.virtual_workers or 0,
+            among=Among.of(among),
         )
         self._samples.shards = shards
         return shards
@@ -593,7 +620,7 @@ class Trainer:
         >>> edl.evaluate(lambda ids: {"seen": len(ids), "sum": float(ids.sum())}, 10, batch_size=4)
         {'seen': 10, 'sum': 45.0}
         """
-        self._seated("evaluate")
+        self._check_alone(self._seated("evaluate"), "evaluate")
         return self._metrics.evaluate(function, source, batch_size)
 
     def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
@@ -617,7 +644,7 @@ class Trainer:
         [ 0 10 20 30]
         [40]
         """
-        self._seated("gather_for_metrics")
+        self._check_alone(self._seated("gather_for_metrics"), "gather_for_metrics")
         return self._metrics.gather(values)
 
     def _own_samples(self) -> int | None:
@@ -647,7 +674,9 @@ class Trainer:
 
         >>> edl.scale_rate("linear", base_batch=128)  # twice the rate at 256 samples a step
         """
-        self._started()
+        settings = self._started()
+        if rule == "adascale":
+            self._check_alone(settings, 'scale_rate("adascale")')
         if not self.imports_only:
             self._rates.scale(rule, base_batch, steps)
 
@@ -678,7 +707,7 @@ class Trainer:
 
         >>> edl.measure_noise(every=10)
         """
-        self._started()
+        self._check_alone(self._started(), "measure_noise")
         if not self.imports_only:
             self._rates.measure(every)
 
@@ -918,6 +947,14 @@ class Trainer:
         if self._shell.inherited:
             raise UsageError(f"edl.{call}(): {ownership.refusal()}")
         return self._started()
+
+    def _check_alone(self, settings: Settings, call: str) -> None:
+        """Raise UsageError for a `call` that workers of several processes cannot make yet."""
+        if settings.processes > 1:
+            raise UsageError(
+                f"edl.{call}: not with workers of several processes (--processes {settings.processes}) yet: let the "
+                "script compute it by torch.distributed inside of each worker"
+            )
 
     def _joined(self, call: str) -> None:
         """Raise UsageError in a spawned child, for a `call` about what only a forked one knows."""

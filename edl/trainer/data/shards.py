@@ -26,6 +26,7 @@ from edl.config import Settings
 from edl.errors import UsageError
 from edl.protocol.data_nouns import ITEMS, DataSpec, Lease, Range
 from edl.sources.streams.elastic_stream import ElasticStream
+from edl.trainer.data.among import Among
 from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.epoch_cursor import LEFT, Batch, Pass, PassSoFar, PassState
 from edl.trainer.data.job_port import DataPort, StreamPort
@@ -88,6 +89,7 @@ class ShardGenerator(Generic[AnyBatch]):
         goes_on_in: Callable[[], int] = lambda: 0,
         earlier: ShardGenerator[Any] | None = None,
         virtual: int = 0,
+        among: Among = Among(),  # noqa: B008 - frozen
     ) -> None:
         """Ask `goes_on_in` for the epoch in which this life of the job begins.
 
@@ -113,6 +115,7 @@ class ShardGenerator(Generic[AnyBatch]):
             self._reader = None if records is None else ReadAhead(records, 2 * step_timeout_s)
         self._default_batch = default_batch
         self._virtual = virtual
+        self.among = among
         self._port = port
         self._audit = audit or Audit()
         self._goes_on_in = goes_on_in
@@ -157,6 +160,8 @@ class ShardGenerator(Generic[AnyBatch]):
     def __iter__(self) -> Iterator[Any]:
         """Yield sample by sample. The script cuts batches of the size that `edl.init(batch_size=...)` was told."""
         self._check_process()
+        if self.among.count > 1:
+            raise UsageError("elastic_shard_generator(among=...): take whole batches, from .batches(n)")
         if self._stream is not None:
             raise UsageError(
                 "a stream is given out in batches, as a short last one has its weight: take them from .batches(n), "
@@ -394,6 +399,8 @@ class ShardGenerator(Generic[AnyBatch]):
     # ------------------------------------------------------------------------------------------------ the inside
 
     def _batches(self, spec: DataSpec) -> Iterator[Any]:
+        self.among.check(spec.batch)
+        part, alone = self.among.part, self.among.count == 1
         now, in_a_row = self._begin(spec), 0
         while (batch := now.next()) is not None:
             items = self._items(now, batch)
@@ -402,7 +409,7 @@ class ShardGenerator(Generic[AnyBatch]):
             in_a_row = self._note_asked(now, in_a_row)
             if self._reader is None:
                 while (ids := now.next_usual()) is not None:
-                    yield ids
+                    yield ids if alone else part(ids)
                     in_a_row = self._note_asked(now, in_a_row)
         now.end()
 
@@ -417,9 +424,10 @@ class ShardGenerator(Generic[AnyBatch]):
         return 0
 
     def _runs(self, spec: DataSpec, epoch: int | None) -> Iterator[Iterator[Ids]]:
+        self.among.check(spec.batch)
         now = self._begin(spec, epoch)
         while (batch := now.next()) is not None:
-            yield _run(now, batch)
+            yield _run(now, batch, self.among)
         now.end()
 
     def _samples(self, spec: DataSpec) -> Iterator[Any]:
@@ -445,11 +453,11 @@ class ShardGenerator(Generic[AnyBatch]):
     def _items(self, now: Pass, batch: Batch) -> Ids | list[Any]:
         """Return ids, or records from files. Then begin to read the next records."""
         if self._reader is None:
-            return batch.ids
+            return self.among.part(batch.ids)
         began = time.perf_counter_ns()
-        records = self._reader.take(batch.ids)
+        records = self._reader.take(self.among.part(batch.ids))
         self._port.loaded(time.perf_counter_ns() - began)
-        self._reader.expect(now.coming(AHEAD_STEPS))
+        self._reader.expect([self.among.part(ids) for ids in now.coming(AHEAD_STEPS)])
         return records
 
     def _spec(self, batch: int) -> DataSpec:
@@ -552,11 +560,11 @@ def _epochs(number: int) -> str:
     return f"{number} epoch" + "s" * (number != 1)
 
 
-def _run(now: Pass, first: Batch) -> Iterator[Ids]:
+def _run(now: Pass, first: Batch, among: Among) -> Iterator[Ids]:
     batch: Batch | None = first
     while batch is not None:
         now.rest()
-        yield batch.ids
+        yield among.part(batch.ids)
         batch = now.next(wait=False)
 
 
