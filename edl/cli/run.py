@@ -147,6 +147,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"{waits} waits for a job that trains elsewhere: name it by --job, and its --coordinator HOST:PORT"
         )
+    if arguments.as_torchrun and settings.processes > 1:
+        raise UsageError(
+            f"--processes {settings.processes}: a script of torchrun's has workers of one process; make it edl's, as "
+            "docs/larger-models.md shows"
+        )
     script = script_of(arguments.line, module=arguments.module) if arguments.as_torchrun else None
     with ends_early(lambda signum: early_end(settings, signum, waits=bool(waits))):
         if script is not None:

@@ -131,7 +131,13 @@ def run(
     """
     _check_call(fn, args, kwargs)
     given = _given({**settings, **({} if np is None else {"np": np})})
-    home = Settings.from_given(given, os.environ).home
+    asked = Settings.from_given(given, os.environ)
+    if asked.processes > 1:
+        raise UsageError(
+            f"edl.run(processes={asked.processes}): a function has workers of one process yet; give a script to `edl "
+            f"run --processes {asked.processes}`"
+        )
+    home = asked.home
     content = function_files.pickled(function_files.FunctionCall(fn, args, kwargs or {}))
     folder = function_files.make_private(home)
     try:

@@ -184,6 +184,7 @@ def prepare(
         )
     if not _trainer.began:
         init()
+    _trainer.check_alone("edl.prepare()")
     batches = ElasticBatches(converted(loader, 1, seed), lambda batch: batch)
     if broadcast_buffers:
         SharedBuffers(_trainer, _framework.ring).attach(model)

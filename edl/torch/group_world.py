@@ -39,7 +39,7 @@ class GroupWorld:
         number, count = str(limb), str(processes)
         os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the processes of a worker are on one host
-        store = dist.FileStore(str(folder / "world"), processes)
+        store = dist.FileStore(str(folder / "world"), processes)  # type: ignore[attr-defined] # torch's own stub
         try:
             dist.init_process_group(
                 "gloo", store=store, rank=limb, world_size=processes, timeout=timedelta(seconds=COME_S)

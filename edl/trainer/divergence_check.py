@@ -271,6 +271,6 @@ class DivergenceCheck:
         # The leader ends the job, or this worker's part in it, and says why. Without a leader it ends by itself (I12).
         link, until = self._shell.link, time.monotonic() + timeout_s
         while time.monotonic() < until:
-            self._shell.while_waiting()
+            self._shell.while_ending()
             link.wait_news(link.orders)
         raise JobFailed(told(found))

@@ -56,6 +56,7 @@ from edl.trainer.framework_port import Framework
 from edl.trainer.limb_agreement import LimbAgreement, LimbRows
 from edl.trainer.rates.factors import EVERY, RateFactors
 from edl.trainer.rates.rate_factors import AnySchedule, Rule
+from edl.trainer.rates.tuner import RateTuner
 from edl.trainer.registered_state import RegisteredState, RegisteredValues
 from edl.trainer.reported_metrics import FigureSender
 from edl.trainer.sample_source import SampleSource
@@ -191,12 +192,12 @@ class Trainer:
             os.environ.update({name: value for name, value in told.items() if value is not None})
             fork_stand_in.split()
         settings = joined(os.environ, **given)
+        self._check_processes(settings)
         settings = msgspec.structs.replace(settings, ring=self._kind(settings))
         ownership.claim()
         ownership.in_children(self._be_inherited)
         self._stand_in = 0 if settings.stand_in is None else os.getppid()
         worker = settings.worker_id or f"w{secrets.token_hex(4)}"
-        self._check_processes(settings)
         if settings.audit is not None and not settings.limb:  # a worker's samples stand in the audit once
             folder, job = settings.audit, settings.job or ""
             self._shell.audit = AuditFile(folder, job, worker, lambda: life_begun(self._machine.orders))
@@ -620,7 +621,8 @@ class Trainer:
         >>> edl.evaluate(lambda ids: {"seen": len(ids), "sum": float(ids.sum())}, 10, batch_size=4)
         {'seen': 10, 'sum': 45.0}
         """
-        self._check_alone(self._seated("evaluate"), "evaluate")
+        self._seated("evaluate")
+        self.check_alone("edl.evaluate()")
         return self._metrics.evaluate(function, source, batch_size)
 
     def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
@@ -644,7 +646,8 @@ class Trainer:
         [ 0 10 20 30]
         [40]
         """
-        self._check_alone(self._seated("gather_for_metrics"), "gather_for_metrics")
+        self._seated("gather_for_metrics")
+        self.check_alone("edl.gather_for_metrics()")
         return self._metrics.gather(values)
 
     def _own_samples(self) -> int | None:
@@ -674,9 +677,9 @@ class Trainer:
 
         >>> edl.scale_rate("linear", base_batch=128)  # twice the rate at 256 samples a step
         """
-        settings = self._started()
+        self._started()
         if rule == "adascale":
-            self._check_alone(settings, 'scale_rate("adascale")')
+            self.check_alone('edl.scale_rate("adascale")')
         if not self.imports_only:
             self._rates.scale(rule, base_batch, steps)
 
@@ -695,6 +698,8 @@ class Trainer:
         >>> edl.schedule_rate(lambda progress: 1.0 - progress, epochs=10)
         """
         self._started()
+        if isinstance(schedule, RateTuner):
+            self.check_alone("edl.schedule_rate(edl.RateTuner(...))")
         if not self.imports_only:
             self._rates.schedule(schedule, epochs)
 
@@ -707,7 +712,8 @@ class Trainer:
 
         >>> edl.measure_noise(every=10)
         """
-        self._check_alone(self._started(), "measure_noise")
+        self._started()
+        self.check_alone("edl.measure_noise()")
         if not self.imports_only:
             self._rates.measure(every)
 
@@ -769,6 +775,11 @@ class Trainer:
     def ends_pass(self) -> bool:
         """Tell whether this mini-batch is the last one of its epoch, on all workers of this generation alike."""
         return self._leases.ends_pass(self._machine.step + 1)
+
+    def check_alone(self, what: str) -> None:
+        """Raise UsageError for what workers of several processes cannot do yet."""
+        if self.began and (processes := self._started().processes) > 1:
+            raise UsageError(f"{what}: not with workers of several processes (--processes {processes}) yet")
 
     @property
     def virtual(self) -> int:
@@ -947,14 +958,6 @@ class Trainer:
         if self._shell.inherited:
             raise UsageError(f"edl.{call}(): {ownership.refusal()}")
         return self._started()
-
-    def _check_alone(self, settings: Settings, call: str) -> None:
-        """Raise UsageError for a `call` that workers of several processes cannot make yet."""
-        if settings.processes > 1:
-            raise UsageError(
-                f"edl.{call}: not with workers of several processes (--processes {settings.processes}) yet: let the "
-                "script compute it by torch.distributed inside of each worker"
-            )
 
     def _joined(self, call: str) -> None:
         """Raise UsageError in a spawned child, for a `call` about what only a forked one knows."""

@@ -340,6 +340,10 @@ class WorkerShell:
         """Between two looks at something that does not come: is there still a job?"""
         self.hear(StillWaiting(self.link.orders if self.limbs is None else self.limbs.orders(self.link)))
 
+    def while_ending(self) -> None:
+        """The same of a process that waits for the end of its job, and the others of its worker do not."""
+        self.hear(StillWaiting(self.link.orders))
+
     def while_pipeline_waits(self) -> None:
         """The same on a thread that fetches samples, while the training thread waits for them, or trains."""
         if self.limbs is not None:
@@ -451,7 +455,8 @@ class WorkerShell:
             orders = self.limbs.orders(self.link)
         self._orders = orders
         coming = self.machine.state is TrainerState.COMING and time.monotonic() > self._patient_until
-        if coming and orders is not None and orders.wanted > orders.present:
+        tells = coming and (self.limbs is None or not self.limbs.limb)  # one process for its worker
+        if tells and orders is not None and orders.wanted > orders.present:
             logger.warning("waiting for workers: %d of %d are here", orders.present, orders.wanted)
             self._patient_until = time.monotonic() + PATIENCE_S
         return orders

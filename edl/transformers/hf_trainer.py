@@ -95,6 +95,7 @@ class EdlTrainerMixin:
         """Join the job, unless the script has called `edl.init()` before. The arguments are the Trainer's."""
         if not seat.began:
             elastic.init()
+        seat.check_alone("EdlTrainer")
         given = next((one for one in (*args, *kwargs.values()) if isinstance(one, TrainingArguments)), None)
         if given is None:
             given = kwargs["args"] = TrainingArguments()

@@ -91,6 +91,7 @@ class OtherChanges(TypedDict, total=False):
     roll_call: RollCall | None
     roll_calls: int
     ring: RingKind
+    processes: int
     saving: Saving | None
     saves: int
     saved: Saved | None

@@ -145,6 +145,7 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "keep_checkpoints": 3, "resume": "must",
         "tensorboard": tmp_path / "board", "resume_from": "/x/y/0001-000001-000000000001", "life": 2,
         "log_level": "debug", "warm_starts": "eager", "virtual_workers": 4,
+        "processes": 1, "limb": 0, "meeting": tmp_path / "meeting",
     }  # fmt: skip
     known = {setting.field: setting.variables[0] for setting in TABLE if setting.field != "config"}
     assert set(given) == set(known), "a setting that this test does not know"
@@ -218,3 +219,28 @@ def test_a_job_that_is_not_saved_hands_nothing_down_of_checkpoints():
     environ = Settings.from_environment({}).to_environment()
     assert not {"EDL_CHECKPOINT_EVERY", "EDL_KEEP", "EDL_RESUME"} & environ.keys()
     assert Settings.from_environment(environ) == Settings.from_environment({})
+
+
+def of_several(**given: str) -> Settings:
+    return Settings.from_given({field: Given(text, f"--{field} {text}") for field, text in given.items()}, {})
+
+
+def test_workers_of_several_processes_train_on_torch_s_ring() -> None:
+    assert of_several(processes="2").ring == "torch"
+    assert of_several(processes="1").ring == "auto"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"ring": "horovod"},
+        {"checkpoint": "/x"},
+        {"virtual_workers": "4"},
+        {"on_divergence": "heal"},
+        {"processes": "9"},
+    ],
+)
+def test_what_workers_of_several_processes_cannot_do_is_refused_in_one_line(more: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="processes") as refused:
+        of_several(**{"processes": "2", **more})
+    assert "\n" not in str(refused.value)

@@ -65,7 +65,7 @@ def answers(*given: Any, sits: bool = False) -> list[Any]:
 
 
 def read(*links: Link) -> list[Any]:
-    found = together(lambda number, limb: limb.orders(links[number]))
+    found = together(lambda number, limb: limb.orders(links[number]))  # type: ignore[arg-type]
     return [None if one is None else (one.term, one.version) for one in found]
 
 

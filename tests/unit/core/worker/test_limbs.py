@@ -219,16 +219,16 @@ def test_a_limb_whose_ring_was_not_prepared_comes_to_it_to_tell_the_others() -> 
     for machine in (alone, one):
         machine.count.step = 3
         machine.handle(BatchEnded(attention=True))
-    planned = told(2, ring(2, after_step=4, prepared=True))
-    assert AdoptRing(planned.assignment) not in alone.handle(OrdersRead(planned))
-    assert one.handle(OrdersRead(planned)) == [AdoptRing(planned.assignment)]
+    there = ring(2, after_step=4, prepared=True)
+    assert AdoptRing(there) not in alone.handle(OrdersRead(told(2, there)))
+    assert one.handle(OrdersRead(told(2, there))) == [AdoptRing(there)]
 
 
 def test_a_limb_that_could_not_form_a_ring_comes_to_it_to_tell_the_others() -> None:
     machine = trains(limb())
-    broken = told(2, ring(2, after_step=None))
-    machine.handle(OrdersHeard(broken))
+    there = ring(2, after_step=None)
+    machine.handle(OrdersHeard(told(2, there)))
     machine.handle(RingNotPrepared(2, "it timed out"))
     machine.handle(BatchVoid("the ring failed"))
     machine.handle(BatchEnded())
-    assert machine.handle(OrdersRead(broken)) == [AdoptRing(broken.assignment)]
+    assert machine.handle(OrdersRead(told(2, there))) == [AdoptRing(there)]
