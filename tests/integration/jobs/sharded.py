@@ -1,0 +1,65 @@
+"""Trains a model that FSDP2 shards over the processes of each worker, or whole in one, and tells what became of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import edl.torch as edl
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--steps", type=int, default=1_000_000)
+parser.add_argument("--pace", type=Path, help="file with the seconds that a step takes at least")
+parser.add_argument("--stop", type=Path, help="file that ends the training")
+options = parser.parse_args()
+
+SAMPLES = 4004
+torch.manual_seed(5)
+drawn = torch.Generator().manual_seed(1)
+inputs = torch.randn(SAMPLES, 16, generator=drawn)
+targets = torch.randint(3, (SAMPLES,), generator=drawn)
+model = nn.Sequential(nn.Linear(16, 33), nn.GELU(), nn.Linear(33, 3))
+
+edl.init()
+mesh = None
+if edl.group_size() > 1:
+    mesh = init_device_mesh("cpu", (edl.group_size(),), mesh_dim_names=("shard",))
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=mesh)
+optimizer = edl.Optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), model=model)
+shards = edl.elastic_shard_generator(SAMPLES, epochs=None, shuffle=True, among=None if mesh is None else mesh["shard"])
+over = False
+while not over:
+    for ids in shards.batches(6):
+        began = time.monotonic()
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs[ids]), targets[ids]) * edl.part_weight()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if options.pace:
+            time.sleep(max(0.0, float(options.pace.read_text()) - time.monotonic() + began))
+        edl.notify_batch_end()
+        over = edl.step() > options.steps
+        if over:
+            break
+    over = over or bool(options.stop and options.stop.exists())
+
+whole = [one.full_tensor() if mesh is not None else one for one in model.parameters()]
+mine = [one.to_local() if mesh is not None else one for one in model.parameters()]
+kept = [state["exp_avg"] for state in optimizer.state.values()]
+found = {
+    "step": edl.step() - 1,
+    "whole": [one.detach().flatten().tolist() for one in whole],
+    "shards": [one.detach().flatten().tolist() for one in mine],
+    "bytes": sum(one.numel() for one in mine) + sum(getattr(one, "_local_tensor", one).numel() for one in kept),
+}
+(options.out / f"end.{edl.rank()}.{edl.group_rank()}.json").write_text(json.dumps(found))

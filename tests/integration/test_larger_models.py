@@ -1,0 +1,130 @@
+"""Workers of two processes, over which FSDP2 shards a model: growth, shrinking, and the death of any process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pace import patient
+
+from edl import client
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+SCRIPT = Path(__file__).parent / "jobs" / "sharded.py"
+QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+class Run:
+    def __init__(self, edl: Any, out: Path, workers: int, processes: int, *flags: str, steps: int = 0) -> None:
+        out.mkdir()
+        self.edl, self.out = edl, out
+        (out / "pace").write_text("0" if steps else "0.05")
+        arguments = ["--out", str(out), "--pace", str(out / "pace")]
+        arguments += ["--steps", str(steps)] if steps else ["--stop", str(out / "stop")]
+        several = ["--processes", str(processes)]
+        self.job = edl.start(
+            "run", "-np", str(workers), *several, "--job", out.name, "--ring", "torch", "--check-weights", "20",
+            "--audit", str(out / "audit"), *flags, *edl.warm.command(SCRIPT), *arguments, **QUIET,
+        )  # fmt: skip
+
+    def wait(self, size: int, steps: int = 0) -> dict[str, Any]:
+        def there() -> dict[str, Any] | None:
+            status: dict[str, Any] = self.edl.status(self.out.name)
+            assert status["state"] not in {"failed", "finished"}, self.job.communicate()
+            return status if status["size"] == size and status["step"] >= steps else None
+
+        return self.edl.wait(there, f"{size} workers", timeout_s=180)
+
+    def ends(self) -> dict[str, dict[str, Any]]:
+        """What each process has in the end, by the numbers of its worker and its own."""
+        out, err = self.job.communicate(timeout=patient(180))
+        assert self.job.returncode == 0, out + err
+        verified = self.edl("data", "verify", str(self.out / "audit"))
+        assert verified.returncode == 0, verified.stdout
+        found = {path.name.removeprefix("end.")[:3]: json.loads(path.read_text()) for path in self.out.glob("end.*")}
+        for name, one in found.items():
+            assert one["shards"] == found[f"0.{name[2]}"]["shards"], "workers differ"
+        return found
+
+    def processes_of(self, first: int) -> list[int]:
+        """All processes of the worker whose first one is `first`, in order."""
+        wanted = _variables(first)["EDL_WORKER_ID"]
+        found = {}
+        for pid, line in self.edl.processes().items():
+            variables = _variables(pid)
+            if variables.get("EDL_WORKER_ID") == wanted and "edl.daemon" not in line:
+                found[int(variables["EDL_LIMB"])] = pid
+        return [found[limb] for limb in sorted(found)]
+
+
+def _variables(pid: int) -> dict[str, str]:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_text()
+    except OSError:
+        return {}
+    return dict(one.partition("=")[::2] for one in text.split("\0"))
+
+
+def test_workers_of_two_processes_train_as_those_of_one_do_on_the_same_batches(edl, tmp_path) -> None:
+    one = Run(edl, tmp_path / "one", 2, 1, steps=40).ends()["0.0"]
+    several = Run(edl, tmp_path / "several", 2, 2, steps=40).ends()
+    assert sorted(several) == ["0.0", "0.1", "1.0", "1.1"]
+    for found in several.values():
+        assert found["step"] == one["step"] == 40
+        for mine, theirs in zip(found["whole"], one["whole"], strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-6)
+        assert found["bytes"] <= 0.55 * one["bytes"]
+
+
+def test_workers_grow_shrink_and_die_by_any_of_their_processes(edl, tmp_path) -> None:
+    run = Run(edl, tmp_path / "changing", 2, 2, "--max-restarts", "9")
+    run.wait(2, 5)
+    with client.Job("changing") as job:
+        job.scale(3)
+    run.wait(3)
+    with client.Job("changing") as job:
+        job.scale(2)
+    status = run.wait(2)
+    for rank, limb in ((1, 1), (0, 0)):
+        victim = run.processes_of(status["workers"][rank]["pid"])
+        os.kill(victim[limb], signal.SIGKILL)
+        run.edl.wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in victim), "its end", timeout_s=30)  # noqa: B023
+        status = run.wait(2, run.edl.status("changing")["step"] + 5)
+    (run.out / "stop").touch()
+    (run.out / "pace").write_text("0")
+    run.ends()
+    events = edl.events("changing")
+    assert [one["kind"] for one in events].count("worker_lost") == 2
+    steps = [one["step"] for one in events if one["kind"] == "scaled"]
+    assert steps == sorted(steps), "no step was lost"
+
+
+def test_an_interrupted_job_leaves_no_process(edl, tmp_path) -> None:
+    run = Run(edl, tmp_path / "interrupted", 1, 2)
+    run.wait(1, 3)
+    run.job.send_signal(signal.SIGINT)
+    run.job.communicate(timeout=patient(60))
+    edl.wait_nothing_left()
+
+
+def test_other_processes_than_the_job_s_are_refused(edl, tmp_path) -> None:
+    run = Run(edl, tmp_path / "differing", 1, 2)
+    run.wait(1, 3)
+    where = edl.json("status", "differing")
+    assert where["state"] == "running"
+    record = json.loads((edl.home / "jobs" / "differing" / "record.json").read_text())
+    environ = {"EDL_SECRET_FILE": str(edl.home / "jobs" / "differing" / "secret")}
+    other = edl.start(
+        "run", "-np", "1", "--job", "differing", "--coordinator", record["coordinator"], "--ring", "torch", "--home",
+        str(tmp_path / "home"), *edl.warm.command(SCRIPT), "--out", str(tmp_path), **environ, **QUIET,
+    )  # fmt: skip
+    out, err = other.communicate(timeout=patient(100))
+    assert other.returncode == 1
+    assert "the job's workers have 2 processes each, not 1: say the same --processes on all workers" in out + err
+    run.job.send_signal(signal.SIGINT)
+    run.job.communicate(timeout=patient(60))
