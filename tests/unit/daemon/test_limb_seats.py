@@ -1,0 +1,121 @@
+"""The processes of one trainer, as their daemon holds them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl.core.worker.next_move import NEVER
+from edl.daemon.limb_seats import LimbSeat, LimbSeats
+from edl.host.host_processes import wait_exit
+from edl.protocol import trainer_messages as say
+from edl.protocol.leader_messages import Phase
+from edl.transport.shared_page import SharedPage
+
+TRAINS = say.TrainerStatus(phase=Phase.TRAINING, generation=2, began=0)
+
+
+class Trainer:
+    """Two processes that sleep, with the pages of a worker's limbs, and their daemon."""
+
+    def __init__(self, folder: Path) -> None:
+        self.processes = [subprocess.Popen(["sleep", "60"]) for _ in range(2)]
+        self.folders = [folder / str(limb) for limb in range(2)]
+        for one in self.folders:
+            one.mkdir()
+        self.pages = [SharedPage.create(one / "page") for one in self.folders]
+        self.exited: list[LimbSeat] = []
+        self.seats = LimbSeats(2, self.processes[0].pid, self.folders[0], self.exited.append)
+        self.sent: list[list[Any]] = [[], []]
+        self.connections: list[Any] = [
+            SimpleNamespace(pid=process.pid, send=sent.append)
+            for process, sent in zip(self.processes, self.sent, strict=True)
+        ]
+
+    def greet(self, limb: int, status: say.TrainerStatus = TRAINS) -> None:
+        self.seats.greet(
+            self.connections[limb], say.Hello(status, False, limb, str(self.folders[limb]) if limb else "")
+        )
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[Trainer]:
+    found = Trainer(tmp_path)
+    yield found
+    for process in found.processes:
+        process.kill()
+        process.wait()
+
+
+def in_loop(act: Any) -> None:
+    asyncio.run(act())
+
+
+def test_it_is_complete_once_all_have_said_hello(trainer: Trainer) -> None:
+    async def act() -> None:
+        trainer.greet(0)
+        assert not trainer.seats.complete
+        trainer.greet(1)
+        assert trainer.seats.complete
+        trainer.seats.hung_up(trainer.connections[1])
+        assert not trainer.seats.complete
+        trainer.seats.close()
+
+    in_loop(act)
+
+
+def test_a_step_counts_where_all_have_applied_it_and_orders_go_to_all(trainer: Trainer) -> None:
+    async def act() -> None:
+        trainer.greet(0)
+        trainer.greet(1)
+        trainer.pages[0].count().step, trainer.pages[1].count().step = 8, 7
+        assert trainer.seats.step == 7
+        assert [page.attention_step for page in trainer.pages] == [NEVER, NEVER]
+        trainer.seats.send(say.Noted())
+        trainer.seats.promise()
+        trainer.seats.attend(9)
+        assert trainer.sent == [[say.Noted()], [say.Noted()]]
+        assert [(page.flags, page.attention_step) for page in trainer.pages] == [(1, 9), (1, 9)]
+        trainer.seats.take(trainer.connections[1], msgspec.structs.replace(TRAINS, generation=1))
+        assert trainer.seats.status.generation == 1
+        trainer.seats.close()
+
+    in_loop(act)
+
+
+def test_the_death_of_one_is_the_death_of_all(trainer: Trainer) -> None:
+    async def act() -> None:
+        trainer.seats.watch_first()
+        trainer.greet(0)
+        trainer.greet(1)
+        trainer.processes[1].kill()
+        await wait_exit(trainer.processes[1].pid)
+        while not trainer.exited:
+            await asyncio.sleep(0.01)
+        (dead,) = trainer.exited
+        assert dead.pid == trainer.processes[1].pid
+        assert trainer.seats.end_with(dead)
+        await wait_exit(trainer.processes[0].pid)
+        trainer.seats.close()
+
+    in_loop(act)
+
+
+def test_the_good_end_of_one_leaves_the_others_to_theirs(trainer: Trainer) -> None:
+    async def act() -> None:
+        trainer.greet(0)
+        trainer.greet(1, msgspec.structs.replace(TRAINS, phase=Phase.DONE))
+        seats = {one.pid: one for one in trainer.seats._seats.values()}
+        assert not trainer.seats.end_with(seats[trainer.processes[1].pid])
+        assert trainer.processes[0].poll() is None
+        assert trainer.seats.end_with(seats[trainer.processes[0].pid])
+        trainer.seats.close()
+
+    in_loop(act)

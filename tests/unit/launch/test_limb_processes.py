@@ -1,0 +1,52 @@
+"""The processes of one worker end together, and the worker's exit status is that of the first one that ends badly."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from edl.launch.limb_processes import LimbProcesses
+
+
+class Limb:
+    """As `edl.launch.child_worker.Worker`."""
+
+    slot = 4
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.signals: list[int] = []
+        self.end: Callable[[int, int], None] = lambda _slot, _code: None
+
+    def when_exited(self, tell: Callable[[int, int], None]) -> None:
+        self.end = tell
+
+    def signal(self, signum: int) -> None:
+        self.signals.append(signum)
+
+
+def watched(count: int) -> tuple[list[Any], list[tuple[int, int]]]:
+    limbs: list[Any] = [Limb(100 + number) for number in range(count)]
+    worker, told = LimbProcesses(limbs), []
+    worker.when_exited(lambda slot, code: told.append((slot, code)))
+    assert (worker.slot, worker.pid, worker.pids) == (4, 100, [100 + number for number in range(count)])
+    return limbs, told
+
+
+def test_a_worker_has_ended_once_all_its_processes_have() -> None:
+    limbs, told = watched(3)
+    for limb in limbs:
+        assert told == []
+        limb.end(4, 0)
+    assert told == [(4, 0)]
+    assert not any(limb.signals for limb in limbs)
+
+
+def test_a_process_that_ends_badly_ends_the_others_and_its_status_is_the_worker_s() -> None:
+    limbs, told = watched(3)
+    limbs[0].end(4, 0)
+    limbs[1].end(4, 3)
+    assert limbs[2].signals == [signal.SIGKILL]
+    limbs[2].end(4, -signal.SIGKILL)
+    assert told == [(4, 3)]
