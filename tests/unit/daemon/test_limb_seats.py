@@ -32,12 +32,17 @@ class Trainer:
             one.mkdir()
         self.pages = [SharedPage.create(one / "page") for one in self.folders]
         self.exited: list[LimbSeat] = []
-        self.seats = LimbSeats(2, self.processes[0].pid, self.folders[0], self.exited.append)
+        self.seen = asyncio.Event()
+        self.seats = LimbSeats(2, self.processes[0].pid, self.folders[0], self.exit)
         self.sent: list[list[Any]] = [[], []]
         self.connections: list[Any] = [
             SimpleNamespace(pid=process.pid, send=sent.append)
             for process, sent in zip(self.processes, self.sent, strict=True)
         ]
+
+    def exit(self, seat: LimbSeat) -> None:
+        self.exited.append(seat)
+        self.seen.set()
 
     def greet(self, limb: int, status: say.TrainerStatus = TRAINS) -> None:
         self.seats.greet(
@@ -97,8 +102,7 @@ def test_the_death_of_one_is_the_death_of_all(trainer: Trainer) -> None:
         trainer.greet(1)
         trainer.processes[1].kill()
         await wait_exit(trainer.processes[1].pid)
-        while not trainer.exited:
-            await asyncio.sleep(0.01)
+        await asyncio.wait_for(trainer.seen.wait(), 20)
         (dead,) = trainer.exited
         assert dead.pid == trainer.processes[1].pid
         assert trainer.seats.end_with(dead)
