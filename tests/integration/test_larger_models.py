@@ -110,21 +110,3 @@ def test_an_interrupted_job_leaves_no_process(edl, tmp_path) -> None:
     run.job.send_signal(signal.SIGINT)
     run.job.communicate(timeout=patient(60))
     edl.wait_nothing_left()
-
-
-def test_other_processes_than_the_job_s_are_refused(edl, tmp_path) -> None:
-    run = Run(edl, tmp_path / "differing", 1, 2)
-    run.wait(1, 3)
-    where = edl.json("status", "differing")
-    assert where["state"] == "running"
-    record = json.loads((edl.home / "jobs" / "differing" / "record.json").read_text())
-    environ = {"EDL_SECRET_FILE": str(edl.home / "jobs" / "differing" / "secret")}
-    other = edl.start(
-        "run", "-np", "1", "--job", "differing", "--coordinator", record["coordinator"], "--ring", "torch", "--home",
-        str(tmp_path / "home"), *edl.warm.command(SCRIPT), "--out", str(tmp_path), **environ, **QUIET,
-    )  # fmt: skip
-    out, err = other.communicate(timeout=patient(100))
-    assert other.returncode == 1
-    assert "the job's workers have 2 processes each, not 1: say the same --processes on all workers" in out + err
-    run.job.send_signal(signal.SIGINT)
-    run.job.communicate(timeout=patient(60))

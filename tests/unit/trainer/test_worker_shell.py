@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from edl.core.worker.limb_votes import UpdateVote
+from edl.core.worker.next_move import NEVER
 from edl.core.worker.worker_inputs import OrdersRead, SetWeight, StillWaiting
 from edl.core.worker.worker_states import TrainerState
 from edl.errors import FAULT, RingBroken, UsageError
@@ -96,6 +98,10 @@ class FakeFramework:
         self.ring, self.model = FakeRing(members, rank), model
 
     def discard(self) -> None: ...
+    def keep_hyper_parameters(self) -> None: ...
+    def copied(self, contents: Sequence[Any]) -> Sequence[Any]:
+        return contents
+
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         self.weight = weight
 
@@ -116,6 +122,7 @@ class Waits(Exception):
 
 class FakeLink:
     worker, orders = "w", None
+    newest: Orders | None = None
 
     def __init__(self, shell: WorkerShell, framework: FakeFramework) -> None:
         self.shell, self.framework = shell, framework
@@ -524,3 +531,64 @@ def test_figures_are_reported_but_not_those_of_a_forked_child() -> None:
     shell.inherited = True
     shell.report({"loss": 0.25})
     assert len(told(shell)) == 1
+
+
+class Limbs:
+    """The other process of a worker, which votes so."""
+
+    limb = 0
+
+    def __init__(self, *, void: bool = False, look: bool = False) -> None:
+        self.votes, self.heard = UpdateVote(void, look), [UpdateVote(False, False)]
+
+    def vote(self, *, void: bool, look: bool) -> UpdateVote:
+        self.heard.append(UpdateVote(void, look))
+        return UpdateVote(void or self.votes.void, look or self.votes.look)
+
+
+def voting(limbs: Limbs) -> WorkerShell:
+    shell = seated(Members(1), 0, 70, 3)
+    shell.machine.state, shell.machine.limbs = TrainerState.TRAINING, 2
+    shell.limbs = limbs  # type: ignore[assignment]
+    shell.link.page.attention_step = NEVER
+    return shell
+
+
+def test_a_mini_batch_that_is_void_on_another_process_of_the_worker_is_void_here() -> None:
+    shell = voting(Limbs(void=True))
+    shell.vote()
+    assert shell.machine.void == "the ring of another process of this worker has failed"
+    assert not shell.looks_after(71)
+
+
+def test_the_other_processes_of_the_worker_hear_of_a_void_mini_batch() -> None:
+    shell = voting(limbs := Limbs())
+    shell.void(RingBroken("the ring failed"), keep=False)
+    shell.vote()
+    assert limbs.heard[-1] == UpdateVote(void=True, look=False)
+
+
+def test_all_processes_of_the_worker_look_at_orders_that_one_has_heard() -> None:
+    shell = voting(Limbs(look=True))
+    shell.vote()
+    assert shell.looks_after(71)
+    shell = voting(limbs := Limbs())
+    shell.link.newest = orders(Assignment(Place(4, 0, 2, "w"), 90, 0))  # type: ignore[misc]
+    shell.vote()
+    assert limbs.heard[-1] == UpdateVote(void=False, look=True)
+    shell.machine.orders = shell.link.newest  # they have been looked at
+    shell.vote()
+    assert limbs.heard[-1] == UpdateVote(void=False, look=False)
+    shell.link.page.attention_step = 71
+    shell.vote()
+    assert limbs.heard[-1] == UpdateVote(void=False, look=True)
+
+
+def test_a_mini_batch_without_an_update_is_voted_on_at_its_end() -> None:
+    shell = voting(limbs := Limbs())
+    shell.vote_at_end()
+    shell.vote_at_end()
+    assert len(limbs.heard) == 2
+    shell.end_batch(attention=False)
+    shell.vote_at_end()
+    assert len(limbs.heard) == 3

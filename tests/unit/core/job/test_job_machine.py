@@ -383,6 +383,16 @@ def test_a_worker_that_says_another_ring_is_not_let_in() -> None:
     assert [member.identity.id for member in job.machine.record.members] == ["w0", "w2"]
 
 
+def test_a_worker_of_another_number_of_processes_is_not_let_in() -> None:
+    job = Job(np=2, minimum=1, maximum=4)
+    job.feed(Register(Identity("w0", "host", "127.0.0.1", 1, 2), 2, 1, 4, processes=2))
+    (refusal,) = job.feed(Register(Identity("w1", "host", "127.0.0.1", 3, 4), 2, 1, 4))
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason.startswith("the job's workers have 2 processes each, not 1: say the same --processes")
+    job.feed(Register(Identity("w2", "host", "127.0.0.1", 5, 6), 2, 1, 4, processes=2))
+    assert [member.identity.id for member in job.machine.record.members] == ["w0", "w2"]
+
+
 def test_a_second_request_during_a_scaling_is_not_lost() -> None:
     job = running(3, msgspec.structs.replace(SPEC, total=100_000))
     job.feed(AskScale(2))
