@@ -38,13 +38,13 @@ class Poet(nn.Module):
         hidden = self.letters(text) + self.places(torch.arange(length))
         for layer in self.layers:
             hidden = layer(hidden, src_mask=mask, is_causal=True)
-        return self.out(hidden)
+        return self.out(hidden.flatten(0, 1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--text", type=Path, default=SONNETS)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch", type=int, default=16)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -65,7 +65,7 @@ def main() -> None:
     for ids in shards.batches(options.batch):
         inputs, wanted = windows[ids][:, :-1], windows[ids][:, 1:]
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), wanted.flatten())
+        loss = nn.functional.cross_entropy(model(inputs), wanted.flatten())
         (loss * edl.part_weight()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
