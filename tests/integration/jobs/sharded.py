@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,8 +54,9 @@ while not over:
             break
     over = over or bool(options.stop and options.stop.exists())
 
-whole = [one.full_tensor() if mesh is not None else one for one in model.parameters()]
-mine = [one.to_local() if mesh is not None else one for one in model.parameters()]
+parameters: list[Any] = list(model.parameters())
+whole = [one.full_tensor() if mesh is not None else one for one in parameters]
+mine = [one.to_local() if mesh is not None else one for one in parameters]
 kept = [state["exp_avg"] for state in optimizer.state.values()]
 found = {
     "step": edl.step() - 1,
