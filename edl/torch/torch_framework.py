@@ -53,6 +53,7 @@ from edl.torch.torch_tensors import TorchTensors
 from edl.torch.torch_unwrapped import TorchUnwrapped
 from edl.torch.wrapped import Wrapped, make_equal
 from edl.trainer.framework_port import WRAP_IT, StepPort
+from edl.trainer.limb_agreement import LimbWorld
 from edl.trainer.updates_due import UpdatesDue
 
 
@@ -122,10 +123,11 @@ class TorchFramework:
         """Chosen when first needed: by then a script, or what has forked it, has said which. Raises ConfigError."""
         return chosen(self.gpu, self.named)
 
-    def join_world(self, limb: int, processes: int, folder: Path) -> GroupWorld:
+    def join_world(self, limb: int, processes: int, folder: Path) -> LimbWorld:
         """Join the other processes of this worker."""
         self._processes = processes
-        return GroupWorld(limb, processes, folder)
+        ring: Any = self.ring  # PyTorch's own: the settings were checked
+        return LimbWorld(GroupWorld(limb, processes, folder), ring.exchange_prepared)
 
     def named(self) -> list[Named]:
         """The gradients in main memory that a step reduces. Any thread."""

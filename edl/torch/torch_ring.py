@@ -167,6 +167,19 @@ class GroupRing:
             self._sit(prepared)
         self._let_go(before)
 
+    def exchange_prepared(self, generation: int, number: int) -> list[int]:
+        """Exchange a number, of up to 64 bits, with all members of a ring that was prepared, before any sits in it; on
+        the thread that has prepared it. Returns theirs, by rank. Raises RingBroken.
+        """
+        with self._turn:
+            prepared = self._prepared
+        if prepared is None or prepared.place.generation != generation:
+            raise RingBroken(f"ring {generation} was released")
+        if prepared.place.size == 1:
+            return [number]
+        rows = prepared.of_all(number.to_bytes(LENGTH_BYTES, "little"))
+        return [int.from_bytes(row, "little") for row in rows]
+
     def release(self, generation: int) -> None:
         with self._turn:
             self._released = max(self._released, generation)

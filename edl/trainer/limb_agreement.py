@@ -6,7 +6,8 @@ Does not own: what rows say (`edl.core.worker.limb_votes`), nor how they travel 
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from edl.core.worker import limb_votes
 from edl.core.worker.limb_votes import NO_ORDERS, Occasion, Row, UpdateVote
@@ -25,6 +26,13 @@ class LimbRows(Protocol):
 
     def exchange(self, row: Row) -> list[Row]:
         """Return the rows of all limbs, by limb. Raises JobFailed where a limb has ended."""
+
+
+class LimbWorld(NamedTuple):
+    """The world of one limb: the other limbs, and its like in other workers."""
+
+    rows: LimbRows
+    exchange: Callable[[int, int], list[int]]  # a number with the members of a ring that is prepared, by generation
 
 
 class LimbAgreement:

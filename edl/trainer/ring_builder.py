@@ -32,6 +32,13 @@ class RingBuilder:
         self._released = 0  # rings up to this generation are not wanted any more
         self._begun = 0  # of the newest thread
         self._turn = threading.Condition()
+        self.exchange: Callable[[int, int], list[int]] | None = None  # of a worker of several processes
+        self._offers: tuple[int, list[int]] = (0, [])  # of the members of that ring, by rank
+
+    def offer_of(self, generation: int, rank: int) -> int:
+        """Return where the process of that rank in the prepared ring gives its state; 0: nowhere."""
+        known, offers = self._offers
+        return offers[rank] if known == generation else 0
 
     def begin(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         """Begin from any thread, and return at once."""
@@ -80,14 +87,16 @@ class RingBuilder:
     def _form(self, place: Place, timeout_s: float, *, all_prepare: bool) -> None:
         try:
             self._framework.ring.prepare(place, timeout_s, all_prepare=all_prepare)
+            offer = self._beside.offer(place, timeout_s) if all_prepare and place.rank == 0 else 0
+            if all_prepare and self.exchange is not None:  # the leader tells of one process of each worker
+                self._offers = (place.generation, self.exchange(place.generation, offer))
         except RingBroken as error:
             self._tell_failed(place.generation, str(error))
         except BaseException as error:  # the leader would wait for this member's word in vain
             self._tell_failed(place.generation, str(RingFault.of(error)))
             raise
         else:
-            gives = all_prepare and place.rank == 0
-            self._tell_stands(place.generation, self._beside.offer(place, timeout_s) if gives else 0)
+            self._tell_stands(place.generation, offer)
 
     def _tell_failed(self, generation: int, why: str) -> None:
         self._failure = (generation, why)

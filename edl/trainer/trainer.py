@@ -53,7 +53,7 @@ from edl.trainer.data.source import files_of
 from edl.trainer.exit_paths import Leaving, leave_on_sigterm, note_failures, spare_the_collector
 from edl.trainer.first_state import FirstState, life_begun
 from edl.trainer.framework_port import Framework
-from edl.trainer.limb_agreement import LimbAgreement, LimbRows
+from edl.trainer.limb_agreement import LimbAgreement, LimbWorld
 from edl.trainer.rates.factors import EVERY, RateFactors
 from edl.trainer.rates.rate_factors import AnySchedule, Rule
 from edl.trainer.rates.tuner import RateTuner
@@ -104,7 +104,7 @@ class Trainer:
         *,
         rehearsals: int = 1,
         shell: WorkerShell | None = None,
-        world: Callable[[int, int, Path], LimbRows] | None = None,
+        world: Callable[[int, int, Path], LimbWorld] | None = None,
     ) -> None:
         """`kind` returns the framework's ring for these settings, or raises ConfigError. `rehearsals`: mini-batches
         until the framework has traced and compiled all for a script. `shell`: of this trainer, where the caller needs
@@ -211,12 +211,12 @@ class Trainer:
         ownership.at_exit(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave, self._shell.interruption)
-        self._shell.introduce(alone=settings.processes == 1)
+        self._shell.introduce()
         link.start()
         if self._world is not None and settings.processes > 1:
-            self._machine.limbs = settings.processes
-            rows = self._world(settings.limb, settings.processes, link.home)
-            self._shell.limbs = LimbAgreement(rows, self._machine, settings.limb)
+            rows, exchange = self._world(settings.limb, settings.processes, link.home)
+            agreement = LimbAgreement(rows, self._machine, settings.limb)
+            self._shell.join_limbs(agreement, settings.processes, exchange)
         self._watch.begin(self._framework.ring)
         self._shell.take_first()
 

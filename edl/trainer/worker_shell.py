@@ -160,6 +160,7 @@ class WorkerShell:
         self.awaited = RingWait()
         self.limbs: LimbAgreement | None = None  # of a worker of several processes
         self._vote: UpdateVote | None = None  # of those, on the mini-batch being worked on
+        self._has_state = False  # a state has come beside that mini-batch
 
     @property
     def is_training_thread(self) -> bool:
@@ -212,12 +213,15 @@ class WorkerShell:
         if orders.resumable:
             self.interruption.begin(orders.reason)
 
-    def introduce(self, *, alone: bool = True) -> None:
-        """Tell the machine what this trainer is able to do. Call it before the trainer has a daemon. `alone`: it is the
-        only process of its worker.
-        """
+    def introduce(self) -> None:
+        """Tell the machine what this trainer is able to do. Call it before the trainer has a daemon."""
         framework = self._framework
-        self.machine.introduce(prepares=framework.ring.prepares, sends_state=alone and framework.apart is not None)
+        self.machine.introduce(prepares=framework.ring.prepares, sends_state=framework.apart is not None)
+
+    def join_limbs(self, limbs: LimbAgreement, processes: int, exchange: Callable[[int, int], list[int]]) -> None:
+        """Decide as the other processes of this worker. `exchange`: a number with the members of a prepared ring."""
+        self.limbs, self.machine.limbs = limbs, processes
+        self._preparer.exchange = exchange
 
     def take_first(self) -> None:
         """Into the first ring of the job, or into a ring of one to boot in."""
@@ -291,6 +295,9 @@ class WorkerShell:
         self._vote = self.limbs.vote(void=machine.void is not None, look=look)
         if self._vote.void and machine.void is None:
             self.void(RingBroken(ELSEWHERE), keep=True)
+        if self._vote.void:
+            self._has_state = False
+        self._take_state()
 
     def looks_after(self, step: int) -> bool:
         """Tell whether orders are looked at after the mini-batch of `step`, which counts."""
@@ -301,6 +308,8 @@ class WorkerShell:
     def vote_at_end(self) -> None:
         """Agree on a mini-batch that has had no update."""
         if self._vote is None:
+            if self.limbs is not None and not self.beside.idle:
+                self.before_update()
             self.vote()
 
     def settle_step(self) -> None:
@@ -520,8 +529,11 @@ class WorkerShell:
         self.copier.finish()
         place = self._framework.ring.place
         assert place is not None  # it has just adopted that ring
+        offer = command.offer
+        if self.limbs is not None:  # that is where the other worker's first process gives its part
+            offer = self._preparer.offer_of(place.generation, command.root)
         try:
-            self.beside.fetch(StateSource(place, command.root, command.offer), self.step_timeout_s, command.portion)
+            self.beside.fetch(StateSource(place, command.root, offer), self.step_timeout_s, command.portion)
         except RingBroken as error:
             return RingFailed(str(error))
         self.state_came()
@@ -576,6 +588,14 @@ class WorkerShell:
         except RingBroken as error:
             self.void(error, keep=True)
         else:
+            self._has_state = True
+            if self.limbs is None:  # else once all processes of this worker have theirs
+                self._take_state()
+
+    def _take_state(self) -> None:
+        """A state, or a portion, has come beside the mini-batch, which counts."""
+        if self._has_state:
+            self._has_state = False
             self.hear(StateCopied())
 
     def end_beside(self) -> None:

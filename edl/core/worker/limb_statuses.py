@@ -43,6 +43,8 @@ def combined(statuses: Sequence[TrainerStatus]) -> TrainerStatus:
         prepares=all(one.prepares for one in statuses),
         sends_state=all(one.sends_state for one in statuses),
         prepared=_prepared(statuses),
+        offer=first.offer if all(one.offer for one in statuses) else 0,
+        state_bytes=max(one.state_bytes for one in statuses),
         foreign=any(one.foreign for one in statuses),
         void=newest_void,
         whereabouts=next((one.whereabouts for one in statuses if one.whereabouts is not None), None),

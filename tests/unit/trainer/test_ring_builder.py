@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from edl.core.worker.worker_inputs import RingPrepared
+from edl.core.worker.worker_inputs import RingNotPrepared, RingPrepared
+from edl.errors import RingBroken
 from edl.protocol.ring_places import Place
 from edl.trainer.ring_builder import RingBuilder
 
@@ -91,3 +92,36 @@ def test_a_ring_is_waited_for_though_its_thread_is_only_about_to_begin() -> None
     framework.ring.may_form.set()
     waiting.join(PATIENCE_S)
     assert found == [[2]]
+
+
+def test_processes_of_one_number_tell_each_other_where_their_worker_gives_their_part() -> None:
+    framework, offers = usual()
+    framework.ring.may_form.set()
+    told, exchanged = Queue[object](), []
+    builder = RingBuilder(framework, offers, told.put)
+
+    def exchange(generation: int, number: int) -> list[int]:
+        exchanged.append((generation, number))
+        return [number, 0]
+
+    builder.exchange = exchange
+    builder.begin(Place(2, 0, 2, "w"), 1.0, all_prepare=True)
+    assert told.get(timeout=PATIENCE_S) == RingPrepared(2, 7)
+    assert exchanged == [(2, 7)]
+    assert [builder.offer_of(2, rank) for rank in range(2)] == [7, 0]
+    assert builder.offer_of(3, 0) == 0
+
+
+def test_a_ring_in_which_that_fails_is_not_prepared() -> None:
+    framework, offers = usual()
+    framework.ring.may_form.set()
+    framework.ring.prepares = True
+    told = Queue[Any]()
+    builder = RingBuilder(framework, offers, told.put)
+
+    def exchange(_generation: int, _number: int) -> list[int]:
+        raise RingBroken("a member is gone")
+
+    builder.exchange = exchange
+    builder.begin(Place(2, 1, 2, "w"), 1.0, all_prepare=True)
+    assert told.get(timeout=PATIENCE_S) == RingNotPrepared(2, "a member is gone")

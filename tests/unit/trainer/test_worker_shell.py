@@ -13,7 +13,7 @@ import pytest
 
 from edl.core.worker.limb_votes import UpdateVote
 from edl.core.worker.next_move import NEVER
-from edl.core.worker.worker_inputs import OrdersRead, SetWeight, StillWaiting
+from edl.core.worker.worker_inputs import BatchVoid, OrdersRead, SetWeight, StateCopied, StillWaiting
 from edl.core.worker.worker_states import TrainerState
 from edl.errors import FAULT, RingBroken, UsageError
 from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
@@ -533,6 +533,17 @@ def test_figures_are_reported_but_not_those_of_a_forked_child() -> None:
     assert len(told(shell)) == 1
 
 
+class Beside:
+    """A state that comes beside the mini-batch."""
+
+    idle, awaits = False, True
+
+    def take(self) -> None:
+        self.idle, self.awaits = True, False
+
+    def drop(self) -> None: ...
+
+
 class Limbs:
     """The other process of a worker, which votes so."""
 
@@ -592,3 +603,26 @@ def test_a_mini_batch_without_an_update_is_voted_on_at_its_end() -> None:
     shell.end_batch(attention=False)
     shell.vote_at_end()
     assert len(limbs.heard) == 3
+
+
+@pytest.mark.parametrize("void", [False, True])
+def test_a_state_counts_once_all_processes_of_the_worker_have_theirs(void: bool) -> None:
+    shell = voting(Limbs(void=void))
+    heard: list[Any] = []
+    shell.machine.handle = lambda happened: heard.append(happened) or []  # type: ignore[method-assign, func-returns-value]
+    shell.beside = Beside()  # type: ignore[assignment]
+    shell.await_state()
+    assert heard == []
+    shell.vote()
+    assert [type(one) for one in heard] == [BatchVoid if void else StateCopied]
+    shell.vote()
+    assert StateCopied() not in heard[1:]
+
+
+def test_a_state_of_a_worker_of_one_process_counts_as_it_comes() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    heard: list[Any] = []
+    shell.machine.handle = lambda happened: heard.append(happened) or []  # type: ignore[method-assign, func-returns-value]
+    shell.beside = Beside()  # type: ignore[assignment]
+    shell.await_state()
+    assert heard == [StateCopied()]

@@ -108,6 +108,12 @@ def test_what_cannot_be_done_by_one_limb_cannot_be_done_by_its_worker() -> None:
     assert not (found.prepares or found.booted or found.heard_going or found.sends_state)
 
 
+def test_a_state_is_offered_where_all_limbs_give_their_parts() -> None:
+    one, other = (replace(TRAINS, offer=offer, state_bytes=size) for offer, size in ((7, 10), (8, 20)))
+    assert (combined([one, other]).offer, combined([one, other]).state_bytes) == (7, 20)
+    assert combined([one, replace(other, offer=0)]).offer == 0
+
+
 def test_the_ends_of_all_limbs_are_compared() -> None:
     ends = [replace(DONE, final=(Fingerprint("a", number),)) for number in (1, 2)]
     assert [one.digest for one in combined(ends).final] == [1, 2]
