@@ -609,7 +609,7 @@ def test_a_mini_batch_without_an_update_is_voted_on_at_its_end() -> None:
 def test_a_state_counts_once_all_processes_of_the_worker_have_theirs(void: bool) -> None:
     shell = voting(Limbs(void=void))
     heard: list[Any] = []
-    shell.machine.handle = lambda happened: heard.append(happened) or []  # type: ignore[method-assign, func-returns-value]
+    shell.machine.handle = lambda happened: heard.append(happened) or []  # type: ignore[method-assign]
     shell.beside = Beside()  # type: ignore[assignment]
     shell.await_state()
     assert heard == []
@@ -622,7 +622,7 @@ def test_a_state_counts_once_all_processes_of_the_worker_have_theirs(void: bool)
 def test_a_state_of_a_worker_of_one_process_counts_as_it_comes() -> None:
     shell = seated(Members(1), 0, 70, 3)
     heard: list[Any] = []
-    shell.machine.handle = lambda happened: heard.append(happened) or []  # type: ignore[method-assign, func-returns-value]
+    shell.machine.handle = lambda happened: heard.append(happened) or []  # type: ignore[method-assign]
     shell.beside = Beside()  # type: ignore[assignment]
     shell.await_state()
     assert heard == [StateCopied()]
