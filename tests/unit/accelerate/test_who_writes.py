@@ -49,6 +49,9 @@ class SeatOfRank:
         self.number = 0
         self.rehearses = False
 
+    def check_alone(self, what: str) -> None:
+        """Its workers have one process each."""
+
     def rank(self) -> int:
         return self.number
 

@@ -71,7 +71,7 @@ def test_no_batch_is_larger_than_the_scripts() -> None:
 def test_batches_that_the_script_wants_full_are_filled_by_samples_of_their_own_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(seat, "elastic_shard_generator", lambda *_: None)
+    monkeypatch.setattr(seat, "elastic_shard_generator", lambda *_, **__: None)
     assert [[*part] for part in PartCut(4, 2, full=True).of(range(3))] == [[0, 1, 2, 0], [1, 2, 0, 1]]
     assert [[*part] for part in PartCut(4, 1, full=True).of(range(4))] == [[0, 1, 2, 3]]
     loader: DataLoader[Any] = DataLoader(DATA, 4, sampler=DistributedSampler(DATA, 2, 0), drop_last=True)
@@ -158,7 +158,7 @@ def test_a_loaders_length_is_this_workers_batches_in_a_whole_epoch(
     monkeypatch: pytest.MonkeyPatch, size: int, samples: int, batches: int
 ) -> None:
     """torch asks the loader's batch sampler, whose runs are as long as leases happen to be."""
-    monkeypatch.setattr(seat, "elastic_shard_generator", lambda *_: None)
+    monkeypatch.setattr(seat, "elastic_shard_generator", lambda *_, **__: None)
     loader = ElasticDataLoader(DATA, samples)
     monkeypatch.setattr(seat, "size", lambda: size)
     assert (

@@ -74,7 +74,7 @@ class FakeSeat:
         unusual = SimpleNamespace(equal_step=0 if ring.new else 20, checking=Checking(20, on_divergence))
         is_new = ring.place.rank in ring.new
         self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual, void=None, is_new=is_new, joined=9)
-        self.while_waiting = end
+        self.while_ending = end
         self.heals = True
         self.synchronized: list[tuple[int, bool]] = []
         self.told: list[StatesDiffer] = []

@@ -55,7 +55,10 @@ class Shell:
     def end_beside(self) -> None:
         """Nothing is done beside a step."""
 
-    weigh_if_known = complete_state = measure_state = end_beside
+    def looks_after(self, _step: int) -> bool:
+        return False
+
+    weigh_if_known = complete_state = measure_state = vote_at_end = end_beside
 
 
 def untyped(stand_in: Any) -> Any:
