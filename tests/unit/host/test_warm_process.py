@@ -33,8 +33,9 @@ def test_what_is_imported_by_a_thread_is_there_and_the_thread_is_not() -> None:
 
 def test_what_pandas_imports_starts_no_thread() -> None:
     pytest.importorskip("pyarrow")
-    work = "import_in_thread(['pyarrow'], eager=True)\ncheck_forkable([], [], open_targets())"
-    assert in_a_process(f"before = dict(os.environ)\n{work}\nprint('pyarrow' in sys.modules, os.environ == before)") == "True True"
+    work = "before = dict(os.environ)\nimport_in_thread(['pyarrow'], eager=True)\n"
+    work += "check_forkable([], [], open_targets())\nprint('pyarrow' in sys.modules, os.environ == before)"
+    assert in_a_process(work) == "True True"
 
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel has no priorities of sessions")
