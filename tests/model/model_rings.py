@@ -111,6 +111,11 @@ class Rings:
         """Note members that have come to a collective of a step while others have not."""
         ring.waiting = {one.id: ring.waiting.get(one.id, self.job.now) for one in came}
 
+    def waited_for(self, worker: SimWorker) -> float:
+        """Return for how long another member of its ring has waited for the step that the worker has yet to make."""
+        waiting = self.rings[worker.generation].waiting if worker.generation in self.rings else {}
+        return self.job.now - min((at for one, at in waiting.items() if one != worker.id), default=self.job.now)
+
     def _find_broken(self, ring: SimRing, came: list[SimWorker]) -> None:
         """A peer is gone: their mini-batch fails, and is void (I8)."""
         if came:

@@ -44,7 +44,7 @@ from edl.core.worker.worker_inputs import Input as TrainerInput
 from edl.core.worker.worker_states import ALONE, TrainerState
 from edl.protocol.divergence_report import Fingerprint
 from tests.model.model_faults import Moment
-from tests.model.model_rings import AWAITED_S, NOTICED_S
+from tests.model.model_rings import AWAITED_S, NOTICED_S, STEP_TIMEOUT_S
 from tests.model.model_worker import SimWorker
 
 if TYPE_CHECKING:
@@ -216,7 +216,8 @@ class SimShells:
                 worker.machine.handle(StateNeeded())
             self.job.rings.complete(here)
         for worker in here[:1] if alone else here:
-            worker.takes_long = worker.takes_long or for_s > AWAITED_S
+            waited_s = self.job.rings.waited_for(worker)
+            worker.takes_long = worker.takes_long or for_s > AWAITED_S or waited_s + for_s > STEP_TIMEOUT_S
             self.occupy(worker, for_s)
         self.job.note(f"scripts are at something of their own for {for_s:.3f} s: {'one' if alone else 'all'}")
 
