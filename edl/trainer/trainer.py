@@ -355,16 +355,27 @@ class Trainer:
         return self._told("local_rank") if self.imports_only else self._machine.local_rank
 
     def group_rank(self) -> int:
-        """Return this process's number among the processes of its worker (`--processes`), from 0."""
+        """Return this process's number among the processes of its worker (`--processes`), from 0.
+
+        >>> edl.group_rank()
+        0
+        """
         return self._started().limb
 
     def group_size(self) -> int:
-        """Return the number of processes of each worker: 1, unless the job was started with `--processes`."""
+        """Return the number of processes of each worker: 1, unless the job was started with `--processes`.
+
+        >>> edl.group_size()
+        1
+        """
         return self._started().processes
 
     def part_weight(self) -> float:
         """Return what to multiply this process's loss by, a mean over its part of the worker's samples: 1.0, but for a
         short step that does not divide among the processes of `among=`.
+
+        >>> edl.part_weight()
+        1.0
         """
         self._joined("part_weight")
         shards, own = self.shards, None if self.rehearsing() else self._leases.own(self._machine.step + 1)

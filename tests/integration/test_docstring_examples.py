@@ -28,7 +28,8 @@ MODULES = {
     "edl.launch.function_run": "",
     "edl.testing.chaos": "torch",
 }
-NO_EXAMPLE = {  # not what a script calls
+NO_EXAMPLE = {  # not what a script calls, or played elsewhere
+    "edl.tensorflow": {"ElasticStream"},  # edl.torch's, whose loader its example takes
     "edl.trainer.data.shards": {"CurrentItem"},
     "edl.launch.function_run": {"RunSettings", "keywords_of"},
     "edl.testing.chaos": {"main"},
