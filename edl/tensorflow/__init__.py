@@ -141,6 +141,14 @@ def add_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> None:
     """Give the gradients of one part of `edl.microbatches(batch)`, which a `tf.GradientTape` has found for `variables`.
 
     Call it for each part, outside of any `tf.function`; the gradients may come from one.
+
+    >>> weight = tf.Variable(3.0)
+    >>> for part, share in edl.microbatches(np.arange(4.0, dtype=np.float32), 2):
+    ...     with tf.GradientTape() as tape:
+    ...         loss = share * tf.reduce_mean(weight * part)
+    ...     edl.add_gradients(tape.gradient(loss, [weight]), [weight])
+    >>> [float(gradient) for gradient in edl.summed_gradients([weight])]
+    [1.5]
     """
     _framework.add_gradients(_trainer, gradients, variables)
 
@@ -150,6 +158,15 @@ def summed_gradients(variables: Sequence[Any]) -> list[Any]:
 
     Call it once after the loop over parts. With virtual workers they are those of all workers, equal to the bit however
     many there are; else this worker's, and the optimizer averages them. None where no part gave any.
+
+    >>> used, unused = tf.Variable(1.0), tf.Variable(1.0)
+    >>> for part, share in edl.microbatches(np.arange(4.0, dtype=np.float32), 2):
+    ...     with tf.GradientTape() as tape:
+    ...         loss = share * tf.reduce_mean(used * part)
+    ...     edl.add_gradients(tape.gradient(loss, [used, unused]), [used, unused])
+    >>> gradients = edl.summed_gradients([used, unused])
+    >>> float(gradients[0]), gradients[1]
+    (1.5, None)
     """
     return _framework.summed_gradients(variables)
 

@@ -77,6 +77,7 @@ def test_every_public_name_has_an_example_that_runs(module, edl, tmp_path) -> No
     assert not [name for name, count, _ in played if not count], "without an example"
     if module in IN_JOB:
         edl("stop", "mnist", timeout_s=60.0)
+        edl.wait(lambda: not edl.processes(), "its launcher has ended", timeout_s=60)
 
 
 def test_all_of_the_reference_is_played() -> None:
