@@ -216,9 +216,9 @@ class SimShells:
                 worker.machine.handle(StateNeeded())
             self.job.rings.complete(here)
         for worker in here[:1] if alone else here:
-            waited_s = self.job.rings.waited_for(worker)
-            worker.takes_long = worker.takes_long or for_s > AWAITED_S or waited_s + for_s > STEP_TIMEOUT_S
-            self.occupy(worker, for_s)
+            left_s = STEP_TIMEOUT_S - self.job.rings.waited_for(worker)  # of what a step may take in all
+            worker.takes_long = worker.takes_long or for_s > AWAITED_S
+            self.occupy(worker, for_s if worker.takes_long else min(for_s, max(0.0, left_s)))
         self.job.note(f"scripts are at something of their own for {for_s:.3f} s: {'one' if alone else 'all'}")
 
     def occupy(self, worker: SimWorker, for_s: float) -> None:
