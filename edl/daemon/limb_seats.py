@@ -26,7 +26,7 @@ from edl.transport.shared_page import SharedPage
 
 
 class LimbSeat:
-    """One process of the trainer."""
+    """The daemon's view of a single process of its worker."""
 
     def __init__(self, pid: int, folder: Path) -> None:
         self.pid = pid
@@ -39,7 +39,7 @@ class LimbSeat:
 
 
 class LimbSeats:
-    """All processes of one worker's trainer. The first has started this daemon; the others come by their Hello.
+    """The daemon's view of all processes of its worker. The first has started it; the others come by their Hello.
 
     The pages of all together are one page to `edl.daemon.trainer_view`: a step counts where every limb has applied it.
     """

@@ -82,7 +82,7 @@ def _seeds(models: Sequence[Any]) -> Iterable[tuple[str, Any]]:
 
 
 class SeededNumbers:
-    """All random numbers of a process, begun anew by the seed of each part of a step.
+    """The random numbers of a process, begun anew by the seed of each part of a step.
 
     Eagerly, TensorFlow's `tf.random.normal` and its like make an operation for each seed, which goes on where it was
     when that seed comes again. In a function such an operation goes on with each call. So each draw gets a seed of its

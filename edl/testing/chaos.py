@@ -45,7 +45,7 @@ SITTING = (WorkerState.TRAINING, WorkerState.SWITCHING)
 
 
 class What(StrEnum):
-    """What is done to a job, or to a part of it.
+    """The faults that a job, or a part of it, is given.
 
     >>> What("kill trainer") is What.KILL_TRAINER
     True

@@ -36,7 +36,7 @@ class LimbWorld(NamedTuple):
 
 
 class LimbAgreement:
-    """One limb among those of its worker. On the training thread."""
+    """The agreement of this process with the others of its worker, on the training thread."""
 
     def __init__(self, rows: LimbRows, machine: WorkerMachine, limb: int) -> None:
         self.limb = limb
@@ -77,4 +77,4 @@ class LimbAgreement:
 
 
 class LimbLost(JobFailed):
-    """Another process of this worker has ended: the daemon ends this one, too."""
+    """Raised where another process of this worker has ended: the daemon ends this one, too."""

@@ -1,4 +1,4 @@
-"""What a worker notes of the tensors that its parts of a step give, beside their sums, and what all hear with them.
+"""Note what a worker's parts of a step give for each tensor beside the sums, and combine the notes of all workers.
 
 Owns: by how many virtual workers each tensor was given, whether its scale suffices, and what all workers agree on where
 one did not. Does not own: the sums (the adapters), nor the scales (`edl.trainer.virtual_steps`).
@@ -20,7 +20,7 @@ WHOLE: Final = 0  # stands for an exponent where whole numbers are added as they
 
 
 class TimesGiven(NamedTuple):
-    """By how many virtual workers a tensor was given, and how many of these had nan or infinities in it."""
+    """The number of virtual workers that gave a tensor, and of those that had nan or infinities in it."""
 
     times: int
     nans: int

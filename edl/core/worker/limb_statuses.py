@@ -1,4 +1,4 @@
-"""One status of a worker whose trainer is several processes, its limbs, from the statuses of all of them.
+"""Combine the statuses of a worker's processes, its limbs, into one.
 
 Owns: which limb counts for each fact. Does not own: the statuses (`edl.core.worker.worker_machine`), nor what the
 daemon makes of the whole (`edl.core.worker.observed_trainer`).

@@ -1,4 +1,4 @@
-"""What the limbs of one worker tell each other, and what follows: they must decide alike.
+"""Decide what follows from what the processes of one worker, its limbs, tell each other: all must decide alike.
 
 A worker may be several processes, its limbs, each with a machine of its own (`edl.core.worker.worker_machine`). The
 machines decide by what they hear; so limbs whose training threads hear the same, in the same order, decide the same.

@@ -67,7 +67,7 @@ class PodShape(msgspec.Struct):
 
 
 class KubernetesFlags(msgspec.Struct, frozen=True):
-    """What a command line says of it; None: nothing."""
+    """Return the choice that a command line makes; None: it makes none."""
 
     template: str | None = None
     url: str | None = None
