@@ -106,6 +106,7 @@ class Supervisor:
         self._crashes = 0  # for which no worker was started, and may yet be
         self._gone: dict[int, str] = {}  # crashed trainers, by pid, that the job may go on without, and how they ended
         self._doubt = ""  # the first crash that the leader has not gone on from yet
+        self._short_until: float | None = None  # so long workers that a job of too few has lost may take to exit
         self._codes: list[int] = []  # exit statuses of those that crashed since the job went on last
         self._job = JobSeen("starting")
         self._limits = limits
@@ -223,6 +224,8 @@ class Supervisor:
     def _seen(self, job: JobSeen, now: float) -> list[Command]:
         before, self._job = self._job, job
         self._arrived |= job.pids
+        if not job.short:
+            self._short_until = None
         if self.phase in GOING:
             return []
         if job.state == "failed":
@@ -296,7 +299,18 @@ class Supervisor:
         if asked or replacing:
             return [StartWorkers(asked + replacing, replacing)]
         nobody_comes = self._hosts and not on_their_way and job.members < job.minimum
-        return self._fail(job.short, now) if job.short and nobody_comes else []
+        short = job.short and nobody_comes and not self._may_yet_exit(job, now)
+        return self._fail(job.short, now) if short else []
+
+    def _may_yet_exit(self, job: JobSeen, now: float) -> bool:
+        """Tell whether workers that a job of too few has lost may exit, and be replaced.
+
+        The leader may know of their end before this launcher does. A frozen one does not exit.
+        """
+        lost = (self._arrived & set(self._pids.values())) - job.pids
+        if self._short_until is None:
+            self._short_until = now + self._limits.doubt_s
+        return bool(lost) and self.restarts > 0 and now < self._short_until
 
     def _make_room(self, job: JobSeen) -> list[Command]:
         """Start workers for a migration to this machine; other missing workers wait for its end.

@@ -505,6 +505,28 @@ def test_a_job_of_too_few_ends_only_where_no_worker_will_come(restarts):
         assert supervisor.verdict == LaunchVerdict(1, "failed", reason, cause=LOST)
 
 
+SHORT = JobSeen("running", "", {}, 2, 2, 1, frozenset({100}), short="1 workers are left", minimum=2)
+
+
+def test_the_leader_may_know_of_a_crash_that_leaves_too_few_before_the_launcher_does():
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, hosts=True, restarts=1)
+    assert play(supervisor, seen(2, 2, 100, 101), SHORT) == []
+    assert play(supervisor, WorkerExited(1, -9), SHORT) == [StartWorkers(1, replacing=1)]
+
+
+@pytest.mark.parametrize(("restarts", "waited_s"), [(0, 0.0), (1, LIMITS.doubt_s)])
+def test_a_worker_that_a_job_of_too_few_has_lost_and_that_does_not_exit_is_not_awaited_for_ever(restarts, waited_s):
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, hosts=True, restarts=restarts)
+    play(supervisor, seen(2, 2, 100, 101))
+    if restarts:
+        assert supervisor.handle(SHORT, 0.0) == []
+        assert supervisor.handle(SHORT, waited_s - 1) == []
+        assert supervisor.handle(seen(2, 2, 100, 101), waited_s) == []  # it is back
+        assert supervisor.handle(SHORT, waited_s) == []
+    assert supervisor.handle(SHORT, 2 * waited_s) == [EndWorkers()]
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "1 workers are left", cause=LOST)
+
+
 def test_without_restarts_a_crashed_worker_is_not_started_again_by_growth():
     supervisor = two_workers()
     assert play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9), seen(2, 1, 100)) == []
