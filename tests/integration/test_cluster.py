@@ -388,6 +388,7 @@ def test_a_worker_that_is_killed_is_replaced(cluster: LiveCluster) -> None:
     cluster.expect_exactly_once(audit, epochs=8)
 
 
+@pytest.mark.soak  # of a job without a cluster: test_forked_newcomers.py
 def test_a_newcomer_of_a_job_and_a_replacement_are_forked(cluster: LiveCluster) -> None:
     audit, flags = cluster.home / "audits" / "forked", ("--min-np", "1", "-np", "1", "--max-np", "2")
     line = ("python", str(DIGITS), "--epochs", "100", "--step-time", "0.05")

@@ -14,7 +14,6 @@ from edl.errors import FAULT
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-RINGS = pytest.mark.parametrize("ring", ["horovod", "torch"])
 # soak: what follows is the leader's, and the shell's, whose tests are named above
 RING = pytest.mark.parametrize("ring", ["horovod", pytest.param("torch", marks=pytest.mark.soak)])
 STEPS_ON = 15
@@ -47,7 +46,7 @@ class FaultyJob(Job):
         self.expect_exactly_once()
 
 
-@RINGS
+@RING
 def test_newcomers_that_raise_go_and_the_survivors_train_on(edl: Any, tmp_path: Any, ring: str) -> None:
     job = FaultyJob(edl, tmp_path / "out", ring, len(NEWCOMERS))
     job.faults.write_text("\n".join(NEWCOMERS))

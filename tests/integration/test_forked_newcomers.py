@@ -72,6 +72,7 @@ def test_a_newcomer_and_a_replacement_are_forked_and_so_are_their_daemons(edl: A
     edl.wait_nothing_left()
 
 
+@pytest.mark.soak  # where all boot: test_replacements.py
 def test_without_it_a_newcomer_is_started_as_the_first_ones(edl: Any, tmp_path: Path) -> None:
     """The processes that they are forked from are killed: a newcomer comes all the same, and forked ones live on."""
     job = ForkingJob(edl, tmp_path / "out", 1, EDL_WARM_STARTS="eager")

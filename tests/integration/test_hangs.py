@@ -38,7 +38,6 @@ WHOM = ("member", "newcomer", "leader's")
 UNMARKED = {
     ("horovod", "asleep", "member"),
     ("torch", "loader", "newcomer"),
-    ("tensorflow", "asleep", "leader's"),
     ("horovod", "collective", "leader's"),
     ("torch", "stopped", "member"),
     ("horovod", "astray", "member"),

@@ -60,6 +60,7 @@ def test_what_a_trainer_is_told_holds(
     assert (first["state"][0], first["global_step"], first["state"][1]) == (epochs, steps, validations)
 
 
+@pytest.mark.soak  # the rule, and a loop that catches what ends a mini-batch: test_caught.py
 def test_a_worker_that_leaves_a_batch_out_takes_part_in_the_step(edl: Any, tmp_path: Any) -> None:
     script = [SCRIPT, "--way", "leaves out", "--leaves-out", "--step-time", "0"]
     job = Job(edl, tmp_path / "out", 2, epochs=2, script=script)

@@ -22,7 +22,7 @@ STEPS = 30
 BOOT_S = 240.0
 
 
-@pytest.mark.soak  # faults at each moment: tests/simulation/test_migrations.py; a real job moves below
+@pytest.mark.soak  # faults at each moment: tests/simulation/test_migrations.py; a real job moves in test_tutorials.py
 def test_all_workers_and_their_leader_leave_a_host_while_the_job_trains(tmp_path: Path) -> None:
     with MovedJob(tmp_path, 20) as job:
         job.run(OLD, 2)
@@ -82,6 +82,7 @@ with Job({JOB!r}) as job:
 """
 
 
+@pytest.mark.soak  # each call by itself: tests/unit, and the examples of its docstrings
 def test_edl_client_saves_moves_and_preempts_a_job(tmp_path: Path) -> None:
     """And the command line saves it before."""
     folder = tmp_path / "ck"
