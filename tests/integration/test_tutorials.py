@@ -85,7 +85,6 @@ def test_a_tutorial_can_be_typed_as_it_is_written(tmp_path, page) -> None:
         typist.end()
 
 
-@pytest.mark.soak  # pods that are processes train, too, in test_cluster_kubernetes.py
 def test_the_tutorial_of_kubernetes_can_be_typed_where_pods_are_processes(tmp_path, warm) -> None:
     if not shutil.which("kubectl"):
         pytest.skip("there is no kubectl")
