@@ -23,7 +23,7 @@ def add_rounded(source: Reals, target: Wholes, factor: float, is_first: bool, /)
     """Add `source` times `factor`, rounded to the nearest, to `target`, or put it there if it `is_first`. Return the
     largest absolute value of `source`; nan if it has any.
     """
-    found = 0.0
+    found, source, target = 0.0, source.reshape(-1), target.reshape(-1)  # views: both lie in one piece
     for start in range(0, source.size, AT_ONCE):
         piece, into = source[start : start + AT_ONCE], target[start : start + AT_ONCE]
         found = _larger(found, piece)
@@ -35,7 +35,7 @@ def add_rounded(source: Reals, target: Wholes, factor: float, is_first: bool, /)
 
 def mean_of(source: Wholes, target: Reals, factor: float, /) -> float:
     """Put `source` times `factor` into `target`, and return the largest absolute value there."""
-    found = 0.0
+    found, source, target = 0.0, source.reshape(-1), target.reshape(-1)
     for start in range(0, source.size, AT_ONCE):
         into = target[start : start + AT_ONCE]
         np.multiply(source[start : start + AT_ONCE].astype(np.float32), np.float32(factor), out=into)

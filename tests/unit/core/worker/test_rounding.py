@@ -54,3 +54,13 @@ def test_what_is_not_finite_is_the_largest(by_numpy: ModuleType, value: float) -
     for add_rounded in (rounding.add_rounded, by_numpy.add_rounded):
         largest = add_rounded(source, np.zeros(50_000, np.int32), 1.0, True)
         assert math.isnan(largest) if math.isnan(value) else largest == math.inf
+
+
+def test_a_gradient_of_any_shape_goes_into_a_row(by_numpy: ModuleType) -> None:
+    source = np.arange(35, dtype=np.float32).reshape(7, 5)
+    for module in (rounding, by_numpy):
+        found, means = np.zeros(35, np.int32), np.zeros((7, 5), np.float32)
+        assert module.add_rounded(source, found, 1.0, True) == 34.0
+        assert found.tolist() == list(range(35))
+        assert module.mean_of(found, means, 2.0) == 68.0
+        assert (means == 2 * source).all()
