@@ -10,6 +10,8 @@ store or a newer edl: no older checkpoint takes its place, because progress that
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
@@ -85,8 +87,17 @@ class Checkpoint:
             raise UsageError(
                 f"tensor {tensor!r} of checkpoint {self.path} has {wanted} bytes, and {len(view)} have room"
             )
-        for lying in self._lying[tensor]:
-            self._copy(self._part(lying.file), lying, view[lying.slice.offset : lying.slice.end])
+        self.read_range(tensor, 0, view)
+
+    def read_range(self, tensor: str, offset: int, into: memoryview) -> None:
+        """Read the bytes of a tensor from `offset` on, as many as `into` has. As `read`."""
+        view, lying = into.cast("B"), self._lying[tensor]
+        end = offset + len(view)
+        first = max(0, bisect.bisect_right(lying, offset, key=lambda one: one.slice.offset) - 1)
+        for one in itertools.takewhile(lambda one: one.slice.offset < end, lying[first:]):
+            begin = max(offset, one.slice.offset)
+            within = view[begin - offset : min(end, one.slice.end) - offset]
+            self._copy(self._part(one.file), one, one.begin + begin - one.slice.offset, within)
 
     def close(self) -> None:
         """Close the file that was read last. The checkpoint can be read again."""
@@ -113,6 +124,8 @@ class Checkpoint:
         for part, layout in zip(self.manifest.parts, self._layouts, strict=True):
             for piece, begin in zip(part.tensors, layout.begins, strict=True):
                 found[piece.tensor].append(_Lying(part.file, begin, piece))
+        for lying in found.values():
+            lying.sort(key=lambda one: one.slice.offset)
         return found
 
     def _part(self, name: str) -> StoredBytes:
@@ -151,10 +164,10 @@ class Checkpoint:
         if (found.bytes, str(found)) != (file.bytes, file.checksum):
             raise self._broken(f"{file.file} is not as it was written: {found}, and {file.checksum} is right")
 
-    def _copy(self, opened: StoredBytes, lying: _Lying, into: memoryview) -> None:
+    def _copy(self, opened: StoredBytes, lying: _Lying, begin: int, into: memoryview) -> None:
         done = 0
         while done < len(into):
-            chunk = opened.read(lying.begin + done, min(CHUNK_BYTES, len(into) - done))
+            chunk = opened.read(begin + done, min(CHUNK_BYTES, len(into) - done))
             if not chunk:
                 raise self._broken(f"{lying.file} ends while it is read")
             into[done : done + len(chunk)] = chunk

@@ -115,7 +115,7 @@ class StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StoredPart(StoredFile, frozen=True, forbid_unknown_fields=True):
-    """The share of the state that a worker writes, in the form of safetensors."""
+    """The share of the state that a process of a worker writes, in the form of safetensors."""
 
     tensors: tuple[Slice, ...]  # in the order in which they lie in the file
 
@@ -153,6 +153,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def files(self) -> tuple[StoredFile, ...]:
         return (*self.parts, *self.own)
+
+    @property
+    def processes(self) -> int:
+        """The processes of each worker: each has written a part."""
+        return max(1, len(self.parts) // self.size)
 
     @property
     def total_bytes(self) -> int:

@@ -5,6 +5,8 @@ a daemon writes (`edl.daemon.part_store`), nor the manifest (`edl.checkpoints.pu
 
 Replicas are equal, so each worker writes its share of the state that updates change. State that forward passes and
 scripts change (statistics, hyper-parameters, registered values) is taken from rank 0 alone, as after a broken ring.
+Where a worker is several processes, each process writes a part: its share of what it holds of sharded tensors, and the
+first process also of all others.
 
 The state is cut, equal on all workers, into as many parts as there are workers, of nearly the same size. All tensors
 stand in one row, those with the longest elements first, and the row is cut at equal distances. A cut is moved back to a
@@ -15,14 +17,16 @@ smaller than it should be.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from edl.checkpoints.checkpoint_paths import placed
 from edl.checkpoints.checkpoint_writer import write_own, write_part
 from edl.checkpoints.manifest import Slice, StoredTensor
-from edl.protocol.checkpoint_record import FileInfo, PartInfo, Save
+from edl.checkpoints.shard_ranges import Range, within
+from edl.protocol.checkpoint_record import FileInfo, Save
 
 ALIGNED = 4096
 
@@ -69,7 +73,8 @@ class Own(msgspec.Struct, frozen=True):
     """The content of one worker's own file: state that no other worker has."""
 
     random: dict[str, bytes]  # states of random generators, by the generator's name
-    head: StateHead | None = None  # only in the file of rank 0
+    head: StateHead | None = None  # only in the file of rank 0: of its first process
+    layout: str = ""  # checksum of the tensors and parts that this process knows; empty: of the one process of a worker
 
 
 class PartCopy(msgspec.Struct, frozen=True):
@@ -81,18 +86,57 @@ class PartCopy(msgspec.Struct, frozen=True):
     own: bytes  # an `Own`
 
 
-def cut(early: Sequence[StoredTensor], late: Sequence[StoredTensor], parts: int) -> tuple[tuple[Slice, ...], ...]:
+Holdings = Mapping[str, Sequence[Sequence[Range]]]  # of sharded tensors: the bytes that each process writes
+
+
+class Cut(NamedTuple):
+    """What each process of each worker writes, in the order of their parts: worker by worker."""
+
+    slices: tuple[tuple[Slice, ...], ...]  # of whole tensors
+    here: tuple[tuple[Slice, ...], ...]  # the same bytes as they lie in the memory of the process
+
+
+def cut(
+    early: Sequence[StoredTensor],
+    late: Sequence[StoredTensor],
+    workers: int,
+    processes: int = 1,
+    holdings: Holdings | None = None,
+) -> Cut:
     """Return the slices of each part. The result depends on the tensors alone, so all workers cut alike."""
-    first, *others = shares(late, parts)
-    of_rank_0 = tuple(Slice(tensor.name, 0, tensor.bytes) for tensor in early if tensor.bytes)
-    return ((*of_rank_0, *first), *others)
+    of_process = [_of_process(late, workers, process, holdings or {}) for process in range(processes)]
+    rows = [of_process[process][worker] for worker in range(workers) for process in range(processes)]
+    first = tuple(Slice(tensor.name, 0, tensor.bytes) for tensor in early if tensor.bytes)
+    slices, here = ([row[which] for row in rows] for which in (0, 1))
+    return Cut(((*first, *slices[0]), *slices[1:]), ((*first, *here[0]), *here[1:]))
 
 
-def store(copied: PartCopy, contents: memoryview, stall_ms: float) -> PartInfo:
-    """Write the part and the worker's own file; both are durable on return. Raises CheckpointError."""
+def _of_process(
+    late: Sequence[StoredTensor], workers: int, process: int, holdings: Holdings
+) -> list[tuple[tuple[Slice, ...], tuple[Slice, ...]]]:
+    """Return for each worker what this process of it writes: as slices of whole tensors, and as they lie here."""
+    held = {name: by_process[process] for name, by_process in holdings.items()}
+    mine = [
+        msgspec.structs.replace(one, bytes=sum(run.length for run in held[one.name])) if one.name in held else one
+        for one in late
+        if one.name in held or not process
+    ]
+    found = []
+    for here in shares(mine, workers):
+        slices = [
+            Slice(piece.tensor, *run)
+            for piece in here
+            for run in within(held.get(piece.tensor, (Range(0, piece.end),)), piece.offset, piece.end)
+        ]
+        found.append((tuple(slices), here))
+    return found
+
+
+def store(copied: PartCopy, contents: memoryview) -> tuple[FileInfo, ...]:
+    """Write the part and the process's own file; both are durable on return. Raises CheckpointError."""
     save = copied.save
     folder, name = placed(save.path)
     tensors = {tensor.name: tensor for tensor in copied.tensors}
     part = write_part(folder, folder.title(name, save.part, save.parts), copied.slices, tensors, [contents])
     own = write_own(folder, name, save.part, copied.own)
-    return PartInfo(tuple(FileInfo(one.file, one.bytes, one.checksum) for one in (part, own)), stall_ms)
+    return tuple(FileInfo(one.file, one.bytes, one.checksum) for one in (part, own))

@@ -8,6 +8,7 @@ when a manifest is written (`edl.core.checkpoint`), nor its form (`edl.checkpoin
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from contextlib import closing
 from typing import NamedTuple
 
@@ -33,11 +34,12 @@ def publish_saving(record: Record, now: float) -> None:
     saving = record.saving
     assert saving is not None
     folder, name = placed(saving.path)
-    files = [part.info.files for part in saving.parts]
-    head = _head(folder, name, files[0][1])
-    if len(head.parts) != len(files):
+    by_worker = [part.info.files for part in saving.parts]  # of each process two
+    parts, own = ([file for files in by_worker for file in files[which::2]] for which in (0, 1))
+    head = _head(folder, name, by_worker[0][1::2])
+    if len(head.parts) != len(parts):
         raise CheckpointError(
-            f"rank 0 has cut the state for {len(head.parts)} workers, and {len(files)} have written it"
+            f"rank 0 has cut the state for {len(head.parts)} processes, and {len(parts)} have written it"
         )
     ledger = saving.ledger
     manifest = Manifest(
@@ -57,8 +59,8 @@ def publish_saving(record: Record, now: float) -> None:
         state=head.state,
         registered=head.registered,
         tensors=head.tensors,
-        parts=tuple(StoredPart.of(_stored(part), slices) for (part, _), slices in zip(files, head.parts, strict=True)),
-        own=tuple(_stored(own) for _, own in files),
+        parts=tuple(StoredPart.of(_stored(part), slices) for part, slices in zip(parts, head.parts, strict=True)),
+        own=tuple(map(_stored, own)),
     )
     publish(folder, manifest)
 
@@ -68,16 +70,25 @@ def remove_old(saving: Saving, keep: int) -> None:
     prune(placed(saving.path)[0], keep)
 
 
-def _head(folder: JobFolder, name: CheckpointName, own: FileInfo) -> StateHead:
+def _head(folder: JobFolder, name: CheckpointName, of_rank_0: Sequence[FileInfo]) -> StateHead:
+    """Return the description of the state, on which all processes of rank 0 agree."""
+    first, *others = [_own(folder, name, own) for own in of_rank_0]
+    if first.head is None:
+        raise CheckpointError(f"{folder.path(name)}/{of_rank_0[0].name} does not say what the state is")
+    if any(other.layout != first.layout for other in others):
+        raise CheckpointError(
+            "the processes of a worker do not have the same tensors, as those of a pipeline: such a model is not saved"
+        )
+    return first.head
+
+
+def _own(folder: JobFolder, name: CheckpointName, own: FileInfo) -> Own:
     with closing(folder.files.open(folder.folder(name), own.name)) as opened:
         content = opened.read(0, own.bytes)
     try:
-        head = msgspec.msgpack.decode(content, type=Own).head
+        return msgspec.msgpack.decode(content, type=Own)
     except msgspec.MsgspecError as error:
         raise CheckpointError(f"{folder.path(name)}/{own.name} cannot be read: {error}") from None
-    if head is None:
-        raise CheckpointError(f"{folder.path(name)}/{own.name} does not say what the state is")
-    return head
 
 
 def _stored(file: FileInfo) -> StoredFile:

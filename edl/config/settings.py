@@ -328,9 +328,10 @@ def _check_processes(settings: Settings, quotes: Mapping[str, str]) -> None:
         raise ConfigError(
             f"{quotes['ring']}: workers of several processes ({quote}) need --ring torch (EDL_RING=torch)"
         )
-    for field in ("checkpoint", "virtual_workers"):
-        if field in quotes:
-            raise ConfigError(f"{quotes[field]}: not with workers of several processes yet: leave it or {quote} away")
+    if "virtual_workers" in quotes:
+        raise ConfigError(
+            f"{quotes['virtual_workers']}: not with workers of several processes yet: leave it or {quote} away"
+        )
     if settings.on_divergence == "heal":
         raise ConfigError(
             f"{quotes['on_divergence']}: not with workers of several processes yet; leave it or {quote} away"

@@ -37,6 +37,14 @@ class LimbSeat:
         self.status = say.TrainerStatus()
         self.gone = False
 
+    def status_in_full(self) -> say.TrainerStatus:
+        """Return the newest status, with the whole paths of the files of a copy."""
+        copied = self.status.copied
+        if not copied.files:
+            return self.status
+        files = tuple(str(self.folder / name) for name in copied.files)
+        return msgspec.structs.replace(self.status, copied=msgspec.structs.replace(copied, files=files))
+
 
 class LimbSeats:
     """The daemon's view of all processes of its worker. The first has started it; the others come by their Hello.
@@ -82,7 +90,7 @@ class LimbSeats:
 
     @property
     def status(self) -> say.TrainerStatus:
-        return combined([seat.status for _, seat in sorted(self._seats.items())])
+        return combined([seat.status_in_full() for _, seat in sorted(self._seats.items())])
 
     def send(self, message: msgspec.Struct) -> None:
         for seat in self._seats.values():

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from edl.core.data.resume_position import rebased
 from edl.core.data.sample_ledger import Ledger
 from edl.core.job.leader_inputs import PublishingFailed, SavingPublished
 from edl.errors import EdlError, said_of
-from edl.protocol.checkpoint_record import SPARE, PartInfo, Resumed
+from edl.protocol.checkpoint_record import SPARE, FileInfo, PartInfo, Resumed
 from edl.protocol.record import Record
 from edl.protocol.trainer_messages import CopiedPart
 
@@ -49,7 +49,7 @@ class PartStore:
     def take(self, copied: CopiedPart) -> None:
         """Store a copy, unless that was begun."""
         # A trainer tells a daemon that replaces another one of the same copy: it may be durable already, or not.
-        if copied.number <= self._newest or len(copied.files) != 2:
+        if copied.number <= self._newest or not copied.files:
             return
         self._newest = copied.number
         task = asyncio.get_running_loop().create_task(self._store(copied))
@@ -71,32 +71,36 @@ class PartStore:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _store(self, copied: CopiedPart) -> None:
-        about, content = (self._folder / name for name in copied.files)
+        paths = [self._folder / name for name in copied.files]
+        copies = list(zip(paths[::2], paths[1::2], strict=True))  # of each process of the worker
         try:
-            info = await asyncio.get_running_loop().run_in_executor(
-                self._thread, _store, about, content, copied.stall_ms
-            )
+            info = await asyncio.get_running_loop().run_in_executor(self._thread, _store, copies, copied.stall_ms)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job hears of it, and does not wait for this part
             said = said_of(error)
             logger.warning("the part of this worker in checkpoint %d is not durable: %s", copied.number, said)
             self._failed(copied.number, said)
         else:
             self._stored(copied.number, info)
-        with contextlib.suppress(OSError):
-            about.unlink()
-        with contextlib.suppress(OSError):
-            content.rename(self._folder / SPARE)
+        for about, content in copies:
+            with contextlib.suppress(OSError):
+                about.unlink()
+            with contextlib.suppress(OSError):
+                content.rename(content.parent / SPARE)
 
 
-def _store(about: Path, content: Path, stall_ms: float) -> PartInfo:
+def _store(copies: Sequence[tuple[Path, Path]], stall_ms: float) -> PartInfo:
+    return PartInfo(tuple(file for about, content in copies for file in _files(about, content)), stall_ms)
+
+
+def _files(about: Path, content: Path) -> tuple[FileInfo, ...]:
     from edl.checkpoints.part_files import PartCopy, store
 
     copied = msgspec.msgpack.decode(about.read_bytes(), type=PartCopy)
     with content.open("rb") as opened:
         if not (size := content.stat().st_size):
-            return store(copied, memoryview(b""), stall_ms)
+            return store(copied, memoryview(b""))
         # Not closed here: if it fails, the error still has views of it, and it is freed with the last of them.
-        return store(copied, memoryview(mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ)), stall_ms)
+        return store(copied, memoryview(mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ)))
 
 
 def resumed_from(path: str) -> tuple[Resumed | None, str]:

@@ -60,7 +60,7 @@ class FileInfo(msgspec.Struct, frozen=True, array_like=True):
 class PartInfo(msgspec.Struct, frozen=True, array_like=True):
     """The durable part of one worker in a checkpoint."""
 
-    files: tuple[FileInfo, ...]  # its share of the model's state, and each worker's own state
+    files: tuple[FileInfo, ...]  # of each of its processes two: its share of the model's state, and its own state
     stall_ms: float = 0.0  # for so long copying delayed its trainer
 
 

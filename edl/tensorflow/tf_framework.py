@@ -56,7 +56,7 @@ from edl.tensorflow.tf_tensors import (
 from edl.tensorflow.tf_unwrapped import KerasUnwrapped, optimizers_of, word_for
 from edl.tensorflow.wait_meter import Waiting
 from edl.trainer.first_state import check_same
-from edl.trainer.framework_port import StepPort
+from edl.trainer.framework_port import Fill, StepPort
 from edl.trainer.virtual_steps import PartSums
 
 WORDS_OF_HOROVOD = ("Horovod", "gloo")  # what the message of a failed collective is about
@@ -251,7 +251,7 @@ class TensorFlowFramework:
             value.tobytes() for value in contents(witness)
         ]
 
-    def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
+    def restore(self, description: bytes, fill: Fill) -> None:
         restore(self._variables(), description, fill)
         self._counted = self.counts()
 

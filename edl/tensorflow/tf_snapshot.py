@@ -13,7 +13,7 @@ more, a moment later: as long as the first values are kept, an update goes into 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ import tensorflow as tf
 from edl.checkpoints.checkpoint_names import optimizer_tensor
 from edl.errors import UsageError
 from edl.tensorflow.tf_state import Described, Variables
-from edl.trainer.framework_port import StatePiece
+from edl.trainer.framework_port import Fill, StatePiece
 
 MOMENT_S: Final = 0.2
 
@@ -56,7 +56,7 @@ class TensorFlowSnapshot:
         return all(map(_is_same, self._values, self._variables.values()))
 
 
-def restore(variables: Variables, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
+def restore(variables: Variables, description: bytes, fill: Fill) -> None:
     """Carries out `Framework.restore`."""
     theirs, mine = msgspec.msgpack.decode(description, type=list[Described]), variables.describe()
     for here, there in zip(mine, theirs, strict=False):

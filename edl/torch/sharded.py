@@ -1,16 +1,19 @@
 """Tensors that the processes of one worker hold in shards: what this process has of them.
 
-Owns: this process's part of a `DTensor`, how it is described, and what edl asks of FSDP2. Does not own: what is done
-with the part: rings, state and fingerprints see nothing else (`edl.torch.torch_reducer`, `edl.torch.torch_state`).
+Owns: this process's part of a `DTensor`, how it is described, which bytes of the whole each process holds, and what edl
+asks of FSDP2. Does not own: what is done with the part: rings, state and fingerprints see nothing else
+(`edl.torch.torch_reducer`, `edl.torch.torch_state`); a checkpoint alone has whole tensors (`edl.torch.torch_snapshot`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from edl.errors import UsageError
+from edl.checkpoints.shard_ranges import Range, Sharding, Split, block, writes
+from edl.errors import CheckpointError, UsageError
 
 FSDP1 = "FullyShardedDataParallel"
 
@@ -21,7 +24,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if local is None else local
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: object) -> bool:
     return getattr(tensor, "_local_tensor", None) is not None
 
 
@@ -31,6 +34,50 @@ def placement_of(tensor: torch.Tensor) -> str:
         return ""
     sharded: object = tensor
     return f"{sharded.placements} over {tuple(sharded.device_mesh.shape)}"  # type: ignore[attr-defined]
+
+
+def held_by(tensor: torch.Tensor, processes: int) -> tuple[tuple[Range, ...], ...]:
+    """Return the bytes of a sharded tensor that each process of the worker writes; () of a tensor that is whole."""
+    if not is_sharded(tensor):
+        return ()
+    sharding, places = _sharding(tensor)
+    return tuple(
+        _in_bytes(tensor, block(sharding, places[process]))
+        if process in places and writes(sharding, places[process])
+        else ()
+        for process in range(processes)
+    )
+
+
+def held_here(tensor: torch.Tensor) -> tuple[Range, ...]:
+    """Return the bytes of a tensor, of a sharded one or of one that is whole, that this process holds."""
+    if not is_sharded(tensor):
+        return (Range(0, tensor.numel() * tensor.element_size()),)
+    sharding, _ = _sharding(tensor)
+    found: Any = tensor
+    return _in_bytes(tensor, block(sharding, tuple(found.device_mesh.get_coordinate())))
+
+
+def _sharding(tensor: torch.Tensor) -> tuple[Sharding, dict[int, tuple[int, ...]]]:
+    """Return how a tensor is sharded, and where each process stands in its mesh."""
+    found: Any = tensor
+    mesh = found.device_mesh.mesh
+    splits = tuple(_split(placement) for placement in found.placements)
+    places = {int(mesh[tuple(at)]): tuple(at) for at in torch.ones_like(mesh).nonzero().tolist()}
+    return Sharding(tuple(tensor.shape), tuple(mesh.shape), splits), places
+
+
+def _split(placement: Any) -> Split | None:
+    if placement.is_replicate():
+        return None
+    if placement.is_partial():
+        raise CheckpointError("a tensor of the model has sums that are not made yet (Partial)")
+    return Split(placement.dim, getattr(placement, "split_factor", 1))
+
+
+def _in_bytes(tensor: torch.Tensor, ranges: Iterable[Range]) -> tuple[Range, ...]:
+    size = tensor.element_size()
+    return tuple(Range(one.offset * size, one.length * size) for one in ranges)
 
 
 def check_sharding(model: torch.nn.Module | None, parameters: Iterable[torch.Tensor], processes: int) -> None:

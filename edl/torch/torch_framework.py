@@ -52,7 +52,7 @@ from edl.torch.torch_state_split import TorchApart
 from edl.torch.torch_tensors import TorchTensors
 from edl.torch.torch_unwrapped import TorchUnwrapped
 from edl.torch.wrapped import Wrapped, make_equal
-from edl.trainer.framework_port import WRAP_IT, StepPort
+from edl.trainer.framework_port import WRAP_IT, Fill, StepPort
 from edl.trainer.limb_agreement import LimbWorld
 from edl.trainer.updates_due import UpdatesDue
 
@@ -224,7 +224,7 @@ class TorchFramework:
         return "torch"
 
     def snapshot(self, *, beside: bool = False) -> TorchSnapshot:
-        return TorchSnapshot(self, beside=beside)
+        return TorchSnapshot(self, self._processes, beside=beside)
 
     def witness(self) -> torch.Tensor | None:
         """The smallest of the parameters that are trained, as all of them change in an update."""
@@ -238,7 +238,7 @@ class TorchFramework:
         now = self.witness()
         return now is None or (witness is not None and bytes_of(now) == bytes_of(witness))
 
-    def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
+    def restore(self, description: bytes, fill: Fill) -> None:
         restore(self, description, fill)
 
     def random_states(self) -> dict[str, bytes]:

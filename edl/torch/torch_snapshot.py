@@ -16,10 +16,11 @@ import torch
 from edl.checkpoints.checkpoint_names import optimizer_tensor
 from edl.errors import UsageError
 from edl.torch.cuda_streams import StillTensors
+from edl.torch.sharded import held_by, held_here, is_sharded, local_of
 from edl.torch.torch_state import Adoption, Described, as_bytes, described, hyper_parameters, states
 from edl.torch.torch_state_split import Whole, version_of
-from edl.torch.torch_tensors import TorchTensors, form
-from edl.trainer.framework_port import StatePiece
+from edl.torch.torch_tensors import WholeTensors, whole_form
+from edl.trainer.framework_port import Fill, StatePiece
 from edl.trainer.packing import Packing
 from edl.trainer.value_tree import Node
 
@@ -29,9 +30,9 @@ CUDA = "torch.cuda."
 class TorchSnapshot:
     """`edl.trainer.framework_port.Snapshot`."""
 
-    def __init__(self, holder: Whole, *, beside: bool = False) -> None:
-        """`beside`: by another thread than the one that trains. Raises UsageError where the model has not all its
-        parameters yet.
+    def __init__(self, holder: Whole, processes: int = 1, *, beside: bool = False) -> None:
+        """`processes`: those of a worker. `beside`: by another thread than the one that trains. Raises UsageError where
+        the model has not all its parameters yet.
         """
         holder.check_built()
         buffers, named = holder.buffers(), list(holder.tensors())
@@ -43,13 +44,14 @@ class TorchSnapshot:
             optimizers.append((hyper, state))
             found += [_Tensor(optimizer_tensor(number, path), tensor, False, True) for path, tensor in of_hyper]
             found += [_Tensor(optimizer_tensor(number, path), tensor, False, False) for path, tensor in of_state]
+            _check_kept(optimizer)
         order = sorted(range(len(found)), key=lambda at: not found[at].is_early)
-        state_of_all = described(holder, named, tuple(optimizers))
+        state_of_all = described(holder, named, tuple(optimizers), whole_form)
         self.description = msgspec.msgpack.encode(_Ordered(state_of_all, tuple(order), _kinds(holder)))
-        still = StillTensors([one.tensor for one in found], wait=beside)
+        still = StillTensors([local_of(one.tensor) for one in found], wait=beside)
         self.early: Sequence[StatePiece] = [one.piece(still) for one in found if one.is_early]
-        self.late: Sequence[StatePiece] = [one.piece(still) for one in found if not one.is_early]
-        self.whole: Callable[[], bool] = _Versions([one.tensor for one in found if not one.is_early]).same
+        self.late: Sequence[StatePiece] = [one.piece(still, processes) for one in found if not one.is_early]
+        self.whole: Callable[[], bool] = _Versions([local_of(one.tensor) for one in found if not one.is_early]).same
 
 
 class _Versions:
@@ -73,10 +75,11 @@ class _Tensor(NamedTuple):
     of_model: bool
     is_early: bool
 
-    def piece(self, still: StillTensors) -> StatePiece:
-        described, size = form(self.tensor), self.tensor.numel() * self.tensor.element_size()
+    def piece(self, still: StillTensors, processes: int = 1) -> StatePiece:
+        described, size = whole_form(self.tensor), self.tensor.numel() * self.tensor.element_size()
         of = (self.name, described.dtype, described.shape, size)
-        return StatePiece(of, partial(_read, still, self.tensor), self.of_model)
+        read = partial(_read, still, local_of(self.tensor))
+        return StatePiece(of, read, self.of_model, held_by(self.tensor, processes))
 
 
 class _Ordered(msgspec.Struct, frozen=True):
@@ -85,7 +88,7 @@ class _Ordered(msgspec.Struct, frozen=True):
     kinds: tuple[str, ...] = ()  # of the optimizers: their classes; empty: edl of before did not say
 
 
-def restore(holder: Whole, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
+def restore(holder: Whole, description: bytes, fill: Fill) -> None:
     """Carries out `Framework.restore`."""
     holder.check_built()
     head = msgspec.msgpack.decode(description, type=_Ordered)
@@ -93,16 +96,36 @@ def restore(holder: Whole, description: bytes, fill: Callable[[int, memoryview],
     contents = [tensor for _, tensor in named]
     _check_kinds(_kinds(holder), head.kinds)
     remedy = "Build the model and wrap the optimizers that the job trained, in the same order"
-    adoption = Adoption("the checkpoint is of another model", contents, remedy)
+    adoption = Adoption("the checkpoint is of another model", contents, remedy, whole=True)
     with torch.no_grad():
         # What is frozen is what the script says, which may be another one by now.
         adoption.adopt(holder, named, msgspec.msgpack.encode(head.described), trained=False)
         for number, which in enumerate(head.order):
-            tensor = contents[which]
-            if tensor.numel():
-                raw = bytearray(tensor.numel() * tensor.element_size())
-                fill(number, memoryview(raw))
-                put_bytes(tensor, memoryview(raw))
+            _fill(contents[which], partial(fill, number))
+
+
+def _fill(tensor: torch.Tensor, fill: Callable[[memoryview, int], None]) -> None:
+    """Fill a tensor, or the part of a sharded one that is here, from the bytes of the whole one."""
+    local = local_of(tensor)
+    raw = memoryview(bytearray(local.numel() * local.element_size()))
+    at = 0
+    for one in held_here(tensor):
+        if one.length:
+            fill(raw[at : at + one.length], one.offset)
+        at += one.length
+    put_bytes(local, raw)
+
+
+def _check_kept(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse state of a sharded parameter that is not sharded with it: each process has a part of unknown place."""
+    for parameter, kept in optimizer.state.items():
+        if is_sharded(parameter) and isinstance(kept, dict):
+            for name, value in kept.items():
+                if isinstance(value, torch.Tensor) and not is_sharded(value) and value.numel() > 1:
+                    raise UsageError(
+                        f"{type(optimizer).__name__} keeps {name!r} of a sharded parameter as a tensor that is not "
+                        "sharded: such state is not saved"
+                    )
 
 
 def _kinds(holder: Whole) -> tuple[str, ...]:
@@ -157,6 +180,6 @@ def put_random_states(taken: dict[str, bytes]) -> None:
 
 
 def _described(value: Any, path: str) -> tuple[Node, list[tuple[str, torch.Tensor]]]:
-    packing = Packing([TorchTensors()])
+    packing = Packing([WholeTensors()])
     node = packing.of(value, path)
     return node, [(content.path, content.tensor) for content in packing.contents]

@@ -18,7 +18,7 @@ from edl.core.worker.digest import leaves
 from edl.errors import RingBroken, UsageError
 from edl.torch.sharded import local_of
 from edl.torch.tensor_ring import TensorRing
-from edl.torch.torch_tensors import TorchTensors, form
+from edl.torch.torch_tensors import TorchTensors, WholeTensors, form, whole_form
 from edl.trainer.first_state import ALIKE
 from edl.trainer.packing import Packing, Unpacking
 from edl.trainer.value_tree import Dictionary, Elements, Form, Node, Scalar
@@ -107,12 +107,15 @@ def _describe(holder: Holder, named: list[tuple[str, torch.Tensor]], contents: l
 
 
 def described(
-    holder: Holder, named: list[tuple[str, torch.Tensor]], optimizers: tuple[tuple[Node, Node], ...]
+    holder: Holder,
+    named: list[tuple[str, torch.Tensor]],
+    optimizers: tuple[tuple[Node, Node], ...],
+    form_of: Callable[[torch.Tensor], Form] = form,
 ) -> Described:
     """Describe a state whose optimizers are described already."""
     places = {id(tensor): place for place, (_, tensor) in enumerate(named)}
     return Described(
-        tuple((name, form(tensor)) for name, tensor in named),
+        tuple((name, form_of(tensor)) for name, tensor in named),
         optimizers,
         tuple(_groups(optimizer, places) for optimizer in holder.optimizers()),
         tuple(place for place, (_, tensor) in enumerate(named) if tensor.requires_grad),
@@ -139,12 +142,18 @@ class Some(NamedTuple):
 
 
 class Adoption:
-    """Makes the optimizers here look like the root's, and lists their tensors in the root's order."""
+    """Makes the optimizers here look like the root's, and lists their tensors in the root's order.
 
-    def __init__(self, complaint: str, contents: list[torch.Tensor], remedy: str = ALIKE) -> None:
+    `whole`: what comes are whole tensors, of which this process may hold a part; they are listed as they are here.
+    """
+
+    def __init__(
+        self, complaint: str, contents: list[torch.Tensor], remedy: str = ALIKE, *, whole: bool = False
+    ) -> None:
         self._complaint = complaint
         self._remedy = remedy
         self._contents = contents
+        self._whole = whole
 
     def adopt(
         self, holder: Holder, named: list[tuple[str, torch.Tensor]], head: bytes, *, trained: bool = True
@@ -195,7 +204,8 @@ class Adoption:
         for position, inner in node.items if isinstance(node, Dictionary) else ():
             at = position.value if isinstance(position, Scalar) else None
             key = parameters[at] if isinstance(at, int) else at
-            found[key] = self._prepared(inner, states.get(key), _device([key, *parameters]), "optimizer.state")
+            like = key if isinstance(key, torch.Tensor) else None
+            found[key] = self._prepared(inner, states.get(key), _device([key, *parameters]), "optimizer.state", like)
 
         def adopt() -> None:
             for key in list(states):
@@ -210,15 +220,17 @@ class Adoption:
         """Return the root's value; its tensors are there already, and are filled later."""
         return self._prepared(node, mine, device, path)()
 
-    def _prepared(self, node: Node, mine: Any, device: torch.device, path: str) -> Callable[[], Any]:
-        unpacking = Unpacking([TorchTensors(device)])
+    def _prepared(
+        self, node: Node, mine: Any, device: torch.device, path: str, like: torch.Tensor | None = None
+    ) -> Callable[[], Any]:
+        unpacking = Unpacking([WholeTensors(device, like) if self._whole else TorchTensors(device)])
         value = unpacking.of(node, mine, path)
         self._contents.extend(unpacking.contents)
         return value
 
     def _check_tensors(self, described: Described, named: list[tuple[str, torch.Tensor]]) -> None:
         for (my_name, tensor), (name, theirs) in zip(named, described.tensors, strict=False):
-            mine = form(tensor)
+            mine = whole_form(tensor) if self._whole else form(tensor)
             if (my_name, mine.sort, mine.dtype, mine.shape) != (name, theirs.sort, theirs.dtype, theirs.shape):
                 raise self._different(f"{my_name} ({mine})", f"{name} ({theirs})")
         self._check_number("parameters and buffers", len(named), len(described.tensors))

@@ -5,12 +5,13 @@ Owns: their form, and which are filled in place. Does not own: moving them (`edl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from edl.torch.sharded import local_of, placement_of
+from edl.torch.sharded import is_sharded, local_of, placement_of
 from edl.trainer.value_tree import CannotTravel, Destination, Differs, Form, TensorPart
 
 SORT = "torch.Tensor"
@@ -23,6 +24,9 @@ class TorchTensors:
         """`device` is where tensors are made that nothing here stands for; None: the one in use."""
         self._device = device
 
+    def describe(self, tensor: torch.Tensor) -> Form:
+        return form(tensor)
+
     def is_of(self, form: Form) -> bool:
         return form.sort.partition(" ")[0] == SORT
 
@@ -33,7 +37,7 @@ class TorchTensors:
             raise CannotTravel("a lazy module has no parameters yet; run a batch through it first")
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise CannotTravel("a sparse, quantized or meta tensor cannot travel to a newcomer; register a dense one")
-        return form(value)
+        return self.describe(value)
 
     def contents(self, value: torch.Tensor) -> torch.Tensor:
         return local_of(value)
@@ -61,6 +65,37 @@ class TorchTensors:
         if isinstance(mine, torch.Tensor) and mine.device.type != "cpu":
             return mine.device
         return self._device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class WholeTensors(TorchTensors):
+    """Sharded tensors as a checkpoint has them: it does not say how a tensor was sharded."""
+
+    def __init__(self, device: torch.device | None = None, like: torch.Tensor | None = None) -> None:
+        """`like`: the parameter that is sharded as what is kept of it."""
+        super().__init__(device)
+        self._like = like
+
+    def describe(self, tensor: torch.Tensor) -> Form:
+        return whole_form(tensor)
+
+    def contents(self, value: torch.Tensor) -> torch.Tensor:
+        return value
+
+    def place(self, form: Form, mine: object) -> Destination:
+        if isinstance(mine, torch.Tensor) and is_sharded(mine) and self.form(mine) == form:
+            return Destination(mine, lambda: mine)
+        like = self._like
+        if like is None or not is_sharded(like) or math.prod(form.shape) <= 1:
+            return super().place(form, None if isinstance(mine, torch.Tensor) and is_sharded(mine) else mine)
+        if tuple(like.shape) != form.shape:
+            raise Differs(f"{form} is not of the shape of its sharded parameter, {list(like.shape)}")
+        made = torch.empty_like(like, dtype=_dtype(form.dtype), requires_grad=False)
+        return Destination(made, lambda: made)
+
+
+def whole_form(tensor: torch.Tensor) -> Form:
+    local = local_of(tensor)
+    return Form(SORT, str(local.dtype).removeprefix("torch."), tuple(tensor.shape), local.device.type == "cpu")
 
 
 def form(tensor: torch.Tensor) -> Form:

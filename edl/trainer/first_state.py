@@ -85,7 +85,11 @@ class FirstState:
         if manifest.framework != self._framework.name:
             raise UsageError(f"it is one of {manifest.framework}, and this script trains with {self._framework.name}")
         state = [one for one in manifest.tensors if one.belongs != "registered"]
-        self._framework.restore(manifest.state, lambda number, into: found.read(state[number].name, into))
+
+        def fill(number: int, into: memoryview, offset: int = 0) -> None:
+            found.read_range(state[number].name, offset, into)
+
+        self._framework.restore(manifest.state, fill)
         more = [one for one in manifest.tensors if one.belongs == "registered"]
         self._extras.restore(
             self._framework,
@@ -93,21 +97,22 @@ class FirstState:
             lambda number, into: found.read(more[number].name, into),
             [one.bytes for one in more],
         )
-        if size == manifest.size:
-            self._give_back_random_states(found, rank)
+        limb, processes = self._shell.limb, self._machine.limbs
+        if (size, processes) == (manifest.size, manifest.processes):
+            self._give_back_random_states(found, rank * processes + limb)
 
-    def _give_back_random_states(self, found: Checkpoint, rank: int) -> None:
-        # The states are those of the worker that had this rank; none if the number of workers differs. A newcomer has
-        # its own.
+    def _give_back_random_states(self, found: Checkpoint, number: int) -> None:
+        # The states are those of the process that had this place; none if the number of workers differs, or that of
+        # their processes. A newcomer has its own.
         from edl.checkpoints.part_files import Own
 
-        raw = found.own(rank)
+        raw = found.own(number)
         if raw is None:
             return
         try:
             own = msgspec.msgpack.decode(raw, type=Own)
         except msgspec.MsgspecError as error:
-            raise CheckpointError(f"{found.path}: what worker {rank} had for itself cannot be read: {error}") from None
+            raise CheckpointError(f"{found.path}: what process {number} had cannot be read: {error}") from None
         random_states.give_back(self._framework, own.random)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
+from edl.checkpoints.shard_ranges import Range
 from edl.collectives.ring_port import Ring
 from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.protocol.divergence_report import Fingerprint
@@ -40,12 +41,19 @@ class Late(NamedTuple):
     """
 
 
+class Fill(Protocol):
+    """Put bytes of a tensor of a checkpoint into a buffer, from an offset on as many as it has room for."""
+
+    def __call__(self, number: int, into: memoryview, offset: int = 0) -> None: ...
+
+
 class StatePiece(NamedTuple):
     """A tensor of a model or an optimizer, where it lies."""
 
-    form: tuple[str, str, tuple[int, ...], int]  # name, type, shape, bytes
-    read: Callable[[], memoryview]  # its bytes; any thread
+    form: tuple[str, str, tuple[int, ...], int]  # name, type, shape, bytes: of the whole tensor
+    read: Callable[[], memoryview]  # the bytes that are here; any thread
     of_model: bool = True
+    held: Sequence[Sequence[Range]] = ()  # of a sharded tensor: the bytes of it that each process of a worker writes
 
 
 class Snapshot(Protocol):
@@ -131,7 +139,7 @@ class Framework(Protocol):
     def is_as(self, witness: Any) -> bool:
         """Tell whether the model may be that of the step of `witness`: nothing of it has changed. Any thread."""
 
-    def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
+    def restore(self, description: bytes, fill: Fill) -> None:
         """Take over model and optimizers from a description. `fill` puts a tensor's bytes into a buffer.
 
         Raises UsageError where the model of this process is another one, and what `fill` raises.

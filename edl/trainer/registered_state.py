@@ -192,10 +192,13 @@ class RegisteredState:
         self.values.update({name: value() for name, value in coming.items()})
 
     def stored(self, framework: Framework) -> Stored:
-        """Copy all values for a checkpoint."""
+        """Copy all values for a checkpoint. Raises UsageError for one of which other processes have the rest."""
         nodes, contents = self._packed()
         copies = [(content, framework.bytes_of(content.contents)) for content in contents]
         forms = [content.sort.form(content.tensor) for content in contents]
+        for content, form in zip(contents, forms, strict=True):
+            if form is not None and form.is_part:
+                raise UsageError(f"{content.path} is sharded: such values are not saved; register what is whole")
         return Stored(
             msgspec.msgpack.encode(nodes),
             [

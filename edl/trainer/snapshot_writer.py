@@ -38,6 +38,7 @@ from edl.trainer.registered_state import RegisteredState, Stored
 
 if TYPE_CHECKING:
     from edl.checkpoints.manifest import Slice, StoredTensor
+    from edl.checkpoints.part_files import Cut
 import platform
 import sys
 from typing import Final
@@ -88,6 +89,11 @@ class SnapshotWriter:
         self.witness: object = None  # of the newest step
         self._thread = ThreadPoolExecutor(1, "edl-copy")  # one that stays: starting another waits until it runs
         self._has_spare = False  # memory for a copy is touched, or will be before the next one is taken
+        self._limb, self._processes = 0, 1  # this process's place among those of its worker
+
+    def join_limbs(self, limb: int, processes: int) -> None:
+        """Note the place of this process among those of its worker."""
+        self._limb, self._processes = limb, processes
 
     def prepare(self, place: Place, folder: Path) -> None:
         """Touch memory for a copy, once, on the other thread; after an update, when it is known what there is to copy.
@@ -99,7 +105,8 @@ class SnapshotWriter:
         self._has_spare = True
         try:
             with _no_collection():
-                size = sum(one.bytes for one in self._laid_out(place.size, beside=True).parts[place.rank])
+                number = place.rank * self._processes + self._limb
+                size = sum(one.bytes for one in self._laid_out(place.size, beside=True).cut.here[number])
         except Exception as error:  # noqa: BLE001 - it is but slower without
             logger.debug("no memory is touched before the first copy: %s", said_of(error))
         else:
@@ -169,12 +176,17 @@ class SnapshotWriter:
             copying.finish()
 
     def _begun(self, save: Save, folder: Path, *, beside: bool = False) -> _Copying:
+        from edl.checkpoints.checksum import checksum_of
         from edl.checkpoints.part_files import Own, PartCopy, StateHead
 
         self._has_spare = True
-        snapshot, registered, own_tensors, tensors, parts = self._laid_out(save.parts, beside=beside)
+        snapshot, registered, own_tensors, tensors, (parts, here) = self._laid_out(save.parts, beside=beside)
+        save = msgspec.structs.replace(
+            save, part=save.part * self._processes + self._limb, parts=save.parts * self._processes
+        )
         head = StateHead(self._framework.name, snapshot.description, registered.tree, tensors, parts, versions())
-        own = Own(random_states.taken(self._framework), head if save.part == 0 else None)
+        layout = checksum_of(msgspec.msgpack.encode((tensors, parts))) if self._processes > 1 else ""
+        own = Own(random_states.taken(self._framework), head if save.part == 0 else None, layout)
         slices, known = parts[save.part], {tensor.name: tensor for tensor in tensors}
         readers: dict[str, Reader] = {one.form[0]: one.read for one in snapshot.late}
         if save.part == 0:
@@ -187,9 +199,10 @@ class SnapshotWriter:
             msgspec.msgpack.encode(own),
         )
         (folder / _about(save)).write_bytes(msgspec.msgpack.encode(content))
-        return _Copying(save, folder, [(readers[one.tensor], one) for one in slices], snapshot.whole, self._hear)
+        pieces = [(readers[one.tensor], one) for one in here[save.part]]
+        return _Copying(save, folder, pieces, snapshot.whole, self._hear)
 
-    def _laid_out(self, parts: int, *, beside: bool) -> _LaidOut:
+    def _laid_out(self, workers: int, *, beside: bool) -> _LaidOut:
         """Lay out the state for so many workers."""
         from edl.checkpoints.checkpoint_names import registered_tensor
         from edl.checkpoints.manifest import StoredTensor
@@ -201,17 +214,19 @@ class SnapshotWriter:
         more = [StoredTensor(registered_tensor(one.path), *one.form, "registered") for one in registered.contents]
         late = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.late]
         of_rank_0 = (*early, *more)
-        return _LaidOut(snapshot, registered, of_rank_0, (*of_rank_0, *late), cut(of_rank_0, late, parts))
+        held = {one.form[0]: one.held for one in snapshot.late if one.held}
+        parted = cut(of_rank_0, late, workers, self._processes, held)
+        return _LaidOut(snapshot, registered, of_rank_0, (*of_rank_0, *late), parted)
 
 
 class _LaidOut(NamedTuple):
-    """The state to copy, and the bytes of it that each worker copies."""
+    """The state to copy, and the bytes of it that each process of each worker copies."""
 
     snapshot: Snapshot
     registered: Stored
     of_rank_0: tuple[StoredTensor, ...]  # that it alone copies
     tensors: tuple[StoredTensor, ...]  # these, and all others
-    parts: tuple[tuple[Slice, ...], ...]
+    cut: Cut
 
 
 class _Copying:

@@ -168,6 +168,11 @@ class WorkerShell:
         return threading.get_ident() == self.thread
 
     @property
+    def limb(self) -> int:
+        """The number of this process among those of its worker."""
+        return 0 if self.limbs is None else self.limbs.limb
+
+    @property
     def link(self) -> DaemonLink:
         """The daemon's end of everything."""
         if self._link is None:
@@ -221,6 +226,7 @@ class WorkerShell:
     def join_limbs(self, limbs: LimbAgreement, processes: int, exchange: Callable[[int, int], list[int]]) -> None:
         """Decide as the other processes of this worker. `exchange`: a number with the members of a prepared ring."""
         self.limbs, self.machine.limbs = limbs, processes
+        self.copier.join_limbs(limbs.limb, processes)
         self._preparer.exchange = exchange
 
     def take_first(self) -> None:

@@ -20,21 +20,25 @@ QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 class Run:
-    def __init__(self, edl: Any, out: Path, workers: int, processes: int, *flags: str, steps: int = 0) -> None:
+    def __init__(
+        self, edl: Any, out: Path, workers: int, processes: int, *flags: str, steps: int = 0, job: str = ""
+    ) -> None:
+        """`job`: one whose lives have an audit beside their folders."""
         out.mkdir()
-        self.edl, self.out = edl, out
+        self.edl, self.out, self.name = edl, out, job or out.name
+        self.audit = out.parent / "audit" if job else out / "audit"
         (out / "pace").write_text("0" if steps else "0.05")
         arguments = ["--out", str(out), "--pace", str(out / "pace")]
         arguments += ["--steps", str(steps)] if steps else ["--stop", str(out / "stop")]
         several = ["--processes", str(processes)]
         self.job = edl.start(
-            "run", "-np", str(workers), *several, "--job", out.name, "--ring", "torch", "--check-weights", "20",
-            "--audit", str(out / "audit"), *flags, *edl.warm.command(SCRIPT), *arguments, **QUIET,
+            "run", "-np", str(workers), *several, "--job", self.name, "--ring", "torch", "--check-weights", "20",
+            "--audit", str(self.audit), *flags, *edl.warm.command(SCRIPT), *arguments, **QUIET,
         )  # fmt: skip
 
     def wait(self, size: int, steps: int = 0) -> dict[str, Any]:
         def there() -> dict[str, Any] | None:
-            status: dict[str, Any] = self.edl.status(self.out.name)
+            status: dict[str, Any] = self.edl.status(self.name)
             assert status["state"] not in {"failed", "finished"}, self.job.communicate()
             return status if status["size"] == size and status["step"] >= steps else None
 
@@ -44,7 +48,7 @@ class Run:
         """What each process has in the end, by the numbers of its worker and its own."""
         out, err = self.job.communicate(timeout=patient(180))
         assert self.job.returncode == 0, out + err
-        verified = self.edl("data", "verify", str(self.out / "audit"))
+        verified = self.edl("data", "verify", str(self.audit))
         assert verified.returncode == 0, verified.stdout
         found = {path.name.removeprefix("end.")[:3]: json.loads(path.read_text()) for path in self.out.glob("end.*")}
         for name, one in found.items():
@@ -102,6 +106,29 @@ def test_workers_grow_shrink_and_die_by_any_of_their_processes(edl, tmp_path) ->
     assert [one["kind"] for one in events].count("worker_lost") == 2
     steps = [one["step"] for one in events if one["kind"] == "scaled"]
     assert steps == sorted(steps), "no step was lost"
+
+
+def test_a_job_that_is_preempted_goes_on_with_other_numbers_of_processes(edl, tmp_path) -> None:
+    """Saved by workers of two processes, then of one, then of four: at its end it is what an undisturbed one is."""
+    undisturbed = Run(edl, tmp_path / "undisturbed", 2, 1, steps=60).ends()["0.0"]
+    saves = ["--checkpoint", str(tmp_path / "checkpoints")]
+    for life, processes in enumerate((2, 1)):
+        run = Run(edl, tmp_path / f"saved-{life}", 2, processes, *saves, job="saved")
+        run.wait(2, 10)
+        with client.Job("saved") as job:
+            over = job.preempt(deadline=60.0)
+        out, err = run.job.communicate(timeout=patient(60))
+        assert run.job.returncode == 75, (over, out, err)
+        edl.look_away("saved")
+        verified = edl("checkpoint", "verify", str(tmp_path / "checkpoints"))
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+    last = Run(edl, tmp_path / "saved-2", 2, 4, *saves, steps=60, job="saved")
+    found = last.ends()
+    assert len(found) == 8
+    for one in found.values():
+        assert one["step"] == 60
+        for mine, theirs in zip(one["whole"], undisturbed["whole"], strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-6)
 
 
 def test_an_interrupted_job_leaves_no_process(edl, tmp_path) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from edl.protocol.leader_messages import Phase
-from edl.protocol.trainer_messages import TrainerStatus
+from edl.protocol.trainer_messages import CopiedPart, TrainerStatus
 
 LEAST_FIRST: Final = (Phase.BROKEN, Phase.BOOTING, Phase.REHEARSING, Phase.READY, Phase.TRAINING)
 OTHER_DATA: Final = "the processes of this worker ask for different data: call elastic_shard_generator() on all alike"
@@ -48,7 +48,7 @@ def combined(statuses: Sequence[TrainerStatus]) -> TrainerStatus:
         foreign=any(one.foreign for one in statuses),
         void=newest_void,
         whereabouts=next((one.whereabouts for one in statuses if one.whereabouts is not None), None),
-        copied=first.copied,
+        copied=_copied([one.copied for one in statuses]),
         figures=first.figures,
         heard_going=all(one.heard_going for one in statuses),
     )
@@ -69,6 +69,16 @@ def _marked(statuses: Sequence[TrainerStatus]) -> tuple[int, int]:
     """Return the rebatching that all limbs know, and the furthest that any may have read."""
     number = min(one.marked[0] for one in statuses)
     return number, max(one.marked[1] for one in statuses if one.marked[0] == number)
+
+
+def _copied(copies: Sequence[CopiedPart]) -> CopiedPart:
+    """Return the copy of the worker: those of all limbs together. One that a limb has not is none."""
+    least = min(copies, key=lambda one: one.number)
+    if any(one.number != least.number for one in copies):
+        return CopiedPart(least.number)
+    failed = next((one for one in copies if one.failure), None)
+    files = tuple(file for one in copies for file in one.files)
+    return failed or CopiedPart(least.number, files, max(one.stall_ms for one in copies))
 
 
 def _prepared(statuses: Sequence[TrainerStatus]) -> tuple[int, str]:

@@ -37,9 +37,9 @@ if edl.group_size() > 1:
         fully_shard(part, mesh=mesh)
 optimizer = edl.Optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), model=model)
 shards = edl.elastic_shard_generator(SAMPLES, epochs=None, shuffle=True, among=None if mesh is None else mesh["shard"])
-over = False
+step, over = 0, False
 while not over:
-    for ids in shards.batches(6):
+    for ids in shards.batches(12):
         began = time.monotonic()
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs[ids]), targets[ids]) * edl.part_weight()
@@ -49,7 +49,9 @@ while not over:
         if options.pace:
             time.sleep(max(0.0, float(options.pace.read_text()) - time.monotonic() + began))
         edl.notify_batch_end()
-        over = edl.step() > options.steps
+        resumed = edl.resumed()
+        step = edl.step() - 1 + (0 if resumed is None else resumed.step)  # of all lives
+        over = step >= options.steps
         if over:
             break
     over = over or bool(options.stop and options.stop.exists())
@@ -59,7 +61,7 @@ whole = [one.full_tensor() if mesh is not None else one for one in parameters]
 mine = [one.to_local() if mesh is not None else one for one in parameters]
 kept = [state["exp_avg"] for state in optimizer.state.values()]
 found = {
-    "step": edl.step() - 1,
+    "step": step,
     "whole": [one.detach().flatten().tolist() for one in whole],
     "shards": [one.detach().flatten().tolist() for one in mine],
     "bytes": sum(one.numel() for one in mine) + sum(getattr(one, "_local_tensor", one).numel() for one in kept),

@@ -267,8 +267,8 @@ def test_a_script_that_goes_on_from_a_checkpoint_says_what_it_freezes() -> None:
     snapshot = TorchSnapshot(before.framework)
     pieces = [*snapshot.early, *snapshot.late]
 
-    def fill(number: int, raw: memoryview) -> None:
-        raw[:] = bytes(pieces[number].read())
+    def fill(number: int, into: memoryview, offset: int = 0) -> None:
+        into[:] = bytes(pieces[number].read())[offset : offset + len(into)]
 
     restore(resumed.framework, snapshot.description, fill)
     check_equal(resumed.state(), before.state())
