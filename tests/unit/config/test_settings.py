@@ -234,7 +234,6 @@ def test_workers_of_several_processes_train_on_torch_s_ring() -> None:
     "more",
     [
         {"ring": "horovod"},
-        {"checkpoint": "/x"},
         {"virtual_workers": "4"},
         {"on_divergence": "heal"},
         {"processes": "9"},

@@ -123,3 +123,11 @@ def test_the_good_end_of_one_leaves_the_others_to_theirs(trainer: Trainer) -> No
         trainer.seats.close()
 
     in_loop(act)
+
+
+async def test_the_files_of_a_copy_are_found_in_the_folder_of_each_process(trainer: Trainer) -> None:
+    for limb in range(2):
+        trainer.greet(limb, msgspec.structs.replace(TRAINS, copied=say.CopiedPart(1, ("about", "bytes"))))
+    assert trainer.seats.status.copied.files == tuple(
+        str(folder / name) for folder in trainer.folders for name in ("about", "bytes")
+    )

@@ -34,7 +34,7 @@ from edl.protocol.data_nouns import DataSpec, Lease, Range, Totals
 from edl.protocol.divergence_report import Fingerprint
 from edl.protocol.leader_messages import Phase, Void
 from edl.protocol.ring_places import Place
-from edl.protocol.trainer_messages import TrainerStatus
+from edl.protocol.trainer_messages import CopiedPart, TrainerStatus
 
 SPEC = DataSpec(total=80, epochs=1, batch=4)
 TRAINS = TrainerStatus(phase=Phase.TRAINING, generation=3, began=10)
@@ -68,6 +68,18 @@ def test_the_least_advanced_limb_stands_for_its_worker_in_any_order(limbs, phase
     for order in itertools.permutations(limbs):
         found = combined(order)
         assert (found.phase, found.generation) == (phase, generation)
+
+
+def test_a_copy_is_the_workers_once_all_limbs_have_made_theirs() -> None:
+    def copied(*limbs: CopiedPart) -> CopiedPart:
+        return combined([replace(TRAINS, copied=one) for one in limbs]).copied
+
+    mine, other = CopiedPart(2, ("a", "b"), 1.0), CopiedPart(2, ("c", "d"), 3.0)
+    assert copied(mine, other) == CopiedPart(2, ("a", "b", "c", "d"), 3.0)
+    assert copied(mine, CopiedPart(1, ("c", "d"))) == copied(CopiedPart(1, ("c", "d")), mine) == CopiedPart(1)
+    failed = CopiedPart(2, failure="no space is left")
+    assert copied(mine, failed) == copied(failed, other) == failed
+    assert copied(CopiedPart(1), failed) == CopiedPart(1), "the other is not through with it"
 
 
 def test_a_ring_is_prepared_once_it_is_at_all_limbs() -> None:
