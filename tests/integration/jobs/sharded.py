@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import edl.torch as edl
 
@@ -19,30 +21,41 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=1_000_000)
 parser.add_argument("--pace", type=Path, help="file with the seconds that a step takes at least")
+parser.add_argument("--way", default="rows", choices=["rows", "tensor", "both", "copies"], help="how it is divided")
 parser.add_argument("--stop", type=Path, help="file that ends the training")
 options = parser.parse_args()
 
 SAMPLES = 4004
+WIDTH = 33 if options.way == "rows" else 32
 torch.manual_seed(5)
 drawn = torch.Generator().manual_seed(1)
 inputs = torch.randn(SAMPLES, 16, generator=drawn)
 targets = torch.randint(3, (SAMPLES,), generator=drawn)
-model = nn.Sequential(nn.Linear(16, 33), nn.GELU(), nn.Linear(33, 3))
+model = nn.Sequential(nn.Linear(16, WIDTH), nn.GELU(), nn.Linear(WIDTH, 3))
 
 edl.init()
-mesh = None
-if edl.group_size() > 1:
-    mesh = init_device_mesh("cpu", (edl.group_size(),), mesh_dim_names=("shard",))
+mesh: Any = None  # of processes that have different samples
+processes = edl.group_size()
+if processes > 1 and options.way in {"rows", "copies"}:
+    mesh = init_device_mesh("cpu", (processes,), mesh_dim_names=("shard",))
+elif processes > 1:
+    two = init_device_mesh("cpu", (processes // 2, 2), mesh_dim_names=("shard", "tensor"))
+    parallelize_module(model, two["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    mesh = two["shard"]
+if processes > 1 and options.way in {"rows", "both"}:
     for part in (model[0], model[2], model):
         fully_shard(part, mesh=mesh)
+trained: nn.Module = model
+if processes > 1 and options.way == "copies":
+    trained = nn.parallel.DistributedDataParallel(model)
 optimizer = edl.Optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), model=model)
-shards = edl.elastic_shard_generator(SAMPLES, epochs=None, shuffle=True, among=None if mesh is None else mesh["shard"])
+shards = edl.elastic_shard_generator(SAMPLES, epochs=None, shuffle=True, among=mesh)
 step, over = 0, False
 while not over:
     for ids in shards.batches(12):
         began = time.monotonic()
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs[ids]), targets[ids]) * edl.part_weight()
+        loss = nn.functional.cross_entropy(trained(inputs[ids]), targets[ids]) * edl.part_weight()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -57,8 +70,8 @@ while not over:
     over = over or bool(options.stop and options.stop.exists())
 
 parameters: list[Any] = list(model.parameters())
-whole = [one.full_tensor() if mesh is not None else one for one in parameters]
-mine = [one.to_local() if mesh is not None else one for one in parameters]
+whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in parameters]
+mine = [one.to_local() if isinstance(one, DTensor) else one for one in parameters]
 kept = [state["exp_avg"] for state in optimizer.state.values()]
 found = {
     "step": step,
