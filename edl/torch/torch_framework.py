@@ -51,6 +51,7 @@ from edl.torch.torch_state import (
 from edl.torch.torch_state_split import TorchApart
 from edl.torch.torch_tensors import TorchTensors
 from edl.torch.torch_unwrapped import TorchUnwrapped
+from edl.torch.within_worker import refuse_copies
 from edl.torch.wrapped import Wrapped, make_equal
 from edl.trainer.framework_port import WRAP_IT, Fill, StepPort
 from edl.trainer.limb_agreement import LimbWorld
@@ -165,11 +166,13 @@ class TorchFramework:
         names = names_of(optimizer, model, named_parameters, prefix)
         check_trained(optimizer)
         check_sharding(model, names, self._processes)
+        if self._processes > 1 and model is not None:
+            refuse_copies(model)
         self._sharded = self._sharded or any(map(is_sharded, names))
         known = {id(tensor) for _, tensor in self.tensors()}
         reducer = Reducer(trainer, self.ring, self._share, self._backward, names, manner)
         reducer.number, reducer.rate, reducer.measures = len(self._reducers), self._rate, self._noise_due
-        reducer.due = self.updates_due
+        reducer.due, reducer.processes = self.updates_due, self._processes
         reducer.due.expect(reducer.number)
         attach(optimizer, reducer)
         self._reducers.append(reducer)

@@ -37,6 +37,7 @@ from edl.torch.absence import are_absent, blank, takes_gradients
 from edl.torch.backward import Backward, Reduction, finish, task_id
 from edl.torch.sharded import is_sharded, local_of
 from edl.torch.tensor_ring import TensorRing, check_kind
+from edl.torch.within_worker import average_within
 from edl.trainer.framework_port import StepPort
 from edl.trainer.skipped_update import CUT
 from edl.trainer.updates_due import UpdatesDue
@@ -105,6 +106,7 @@ class Reducer:
         self.nests = False  # another optimizer, inside of its own, makes the updates
         self.steps = False  # its optimizer is in its own step()
         self.updates = 0  # made since the script began, or left out as no worker had samples
+        self.processes = 1  # of this worker
         self.number = 0  # of its optimizer: workers wrap theirs in the same order
         self.due = UpdatesDue()  # what is expected of all optimizers
         self.measures = False  # the gradient noise, in the coming step
@@ -334,6 +336,8 @@ class Reducer:
             self._take_away()
         if self._own is not None and self._reducing:
             self._try(lambda: self._measure(self._own or []))
+        if self.processes > 1 and self._trainer.among.count > 1:  # also of a void mini-batch: the others wait
+            average_within(self._trainer.among, self._names)
         if self.nests:  # what is under way beside this mini-batch comes first: the script may move the weights now
             self._trainer.before_update()
         if self.moot:

@@ -14,6 +14,7 @@ from edl.checkpoints.shard_ranges import Range
 from edl.collectives.ring_port import Ring
 from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.protocol.divergence_report import Fingerprint
+from edl.trainer.data.among import Among
 from edl.trainer.updates_due import UpdatesDue
 from edl.trainer.value_tree import Tensors
 from edl.trainer.virtual_steps import PartSums
@@ -287,6 +288,10 @@ class StepPort(Protocol):
     @property
     def virtual(self) -> int:
         """Virtual workers of the job; 0: it has none, and gradients are averaged as they come."""
+
+    @property
+    def among(self) -> Among:
+        """The processes of this worker that divide its samples."""
 
     def step(self) -> int: ...
 

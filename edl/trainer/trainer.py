@@ -381,6 +381,10 @@ class Trainer:
         shards, own = self.shards, None if self.rehearsing() else self._leases.own(self._machine.step + 1)
         return 1.0 if shards is None or not own else shards.among.weight(own)
 
+    @property
+    def among(self) -> Among:
+        return Among() if self.shards is None else self.shards.among
+
     def generation(self) -> int:
         """Return the number of the roster that trains now; 0 for a newcomer before its first switch.
 

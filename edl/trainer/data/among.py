@@ -21,6 +21,8 @@ class Among:
 
     place: int = 0
     count: int = 1
+    group: Any = None  # the process group of these
+    members: frozenset[int] = frozenset()  # numbers of these among the processes of the worker
 
     @classmethod
     def of(cls, mesh: Any) -> Among:
@@ -31,7 +33,7 @@ class Among:
             return cls()
         if getattr(mesh, "ndim", 0) != 1 or not hasattr(mesh, "get_local_rank"):
             raise UsageError(f"among={mesh!r}: must be {ONE_DIMENSION}")
-        return cls(mesh.get_local_rank(), mesh.size())
+        return cls(mesh.get_local_rank(), mesh.size(), mesh.get_group(), frozenset(mesh.mesh.flatten().tolist()))
 
     def check(self, samples: int) -> None:
         """Raise UsageError for batches that do not divide evenly."""

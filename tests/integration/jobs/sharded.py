@@ -45,9 +45,6 @@ elif processes > 1:
 if processes > 1 and options.way in {"rows", "both"}:
     for part in (model[0], model[2], model):
         fully_shard(part, mesh=mesh)
-trained: nn.Module = model
-if processes > 1 and options.way == "copies":
-    trained = nn.parallel.DistributedDataParallel(model)
 optimizer = edl.Optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), model=model)
 shards = edl.elastic_shard_generator(SAMPLES, epochs=None, shuffle=True, among=mesh)
 step, over = 0, False
@@ -55,7 +52,7 @@ while not over:
     for ids in shards.batches(12):
         began = time.monotonic()
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(trained(inputs[ids]), targets[ids]) * edl.part_weight()
+        loss = nn.functional.cross_entropy(model(inputs[ids]), targets[ids]) * edl.part_weight()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
