@@ -34,7 +34,7 @@ from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.nccl_sums import Gpu
 from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
 from edl.torch.part_sums import TorchPartSums
-from edl.torch.sharded import check_sharding, is_sharded
+from edl.torch.sharded import check_sharding
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.torch_fingerprints import fingerprints, fingerprints_begun
 from edl.torch.torch_reducer import USUAL, Manner, Reducer
@@ -108,7 +108,6 @@ class TorchFramework:
         self.unwrapped = TorchUnwrapped()
         self._witnessed: torch.Tensor | None = None
         self._processes = 1  # of this worker
-        self._sharded = False  # some of what it trains is, over the processes of this worker
         self._apart = TorchApart(self, _tensor)
         ownership.in_children(self._be_inherited)
 
@@ -168,7 +167,6 @@ class TorchFramework:
         check_sharding(model, names, self._processes)
         if self._processes > 1 and model is not None:
             refuse_copies(model)
-        self._sharded = self._sharded or any(map(is_sharded, names))
         known = {id(tensor) for _, tensor in self.tensors()}
         reducer = Reducer(trainer, self.ring, self._share, self._backward, names, manner)
         reducer.number, reducer.rate, reducer.measures = len(self._reducers), self._rate, self._noise_due
@@ -396,7 +394,7 @@ class TorchFramework:
         for word, tensor in alone.values():
             if id(tensor) not in learned and not is_lazy(tensor) and tensor.data_ptr() not in known:
                 yield f"{word} {WRAP_IT}", tensor
-        if self._sharded:  # what FSDP2 gathers for a moment is no tensor of the script's
+        if self._processes > 1:  # what FSDP2 gathers, or a stage of a pipeline receives, is no tensor of the script's
             return
         others = {id(one) for one in (*self._backward.owners, *self.unwrapped.all_trained())}
         for word, tensor in self.unwrapped.by_hand.find({*learned, *buffers, *others}):

@@ -84,8 +84,8 @@ def refuse_copies(model: torch.nn.Module) -> None:
         raise UsageError(f"edl.Optimizer: {COPIES}")
 
     def look(*_: object) -> None:
-        handle.remove()
         if getattr(kind, "_active_ddp_module", None) is not None:
             raise UsageError(COPIES)
+        handle.remove()
 
     handle = model.register_forward_pre_hook(look)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +25,22 @@ QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 class Run:
     def __init__(
-        self, edl: Any, out: Path, workers: int, processes: int, *flags: str, steps: int = 0, job: str = ""
+        self,
+        edl: Any,
+        out: Path,
+        workers: int,
+        processes: int,
+        *flags: str,
+        steps: int = 0,
+        job: str = "",
+        script: Sequence[str] = (),
     ) -> None:
         """`job`: one whose lives have an audit beside their folders."""
         out.mkdir()
         self.edl, self.out, self.name = edl, out, job or out.name
         self.audit = out.parent / "audit" if job else out / "audit"
         (out / "pace").write_text("0" if steps else "0.05")
-        arguments = ["--out", str(out), "--pace", str(out / "pace")]
+        arguments = [*script, "--out", str(out), "--pace", str(out / "pace")]
         arguments += ["--steps", str(steps)] if steps else ["--stop", str(out / "stop")]
         several = ["--processes", str(processes)]
         self.job = edl.start(
@@ -83,6 +95,52 @@ def test_workers_of_two_processes_train_as_those_of_one_do_on_the_same_batches(e
         for mine, theirs in zip(found["whole"], one["whole"], strict=True):
             assert mine == pytest.approx(theirs, abs=1e-6)
         assert found["bytes"] <= 0.55 * one["bytes"]
+
+
+@pytest.mark.parametrize(  # soak: tensor parallel has gradients of its own in each process, as the rows above
+    ("way", "processes"),
+    [
+        ("copies", 2),
+        ("stages", 2),
+        pytest.param("tensor", 2, marks=pytest.mark.soak),
+        pytest.param("tensor", 4, marks=pytest.mark.soak),
+        pytest.param("both", 4, marks=pytest.mark.soak),
+    ],
+)
+def test_other_ways_to_divide_a_model_train_the_same(edl, tmp_path, way: str, processes: int) -> None:
+    """Copies of it on different samples, stages of a pipeline, tensor parallel over 2, and FSDP2 over that."""
+    told = ["--way", way]
+    one = Run(edl, tmp_path / "one", 2, 1, steps=30, script=told).ends()["0.0"]
+    several = Run(edl, tmp_path / "several", 2, processes, steps=30, script=told).ends()
+    if way == "stages":
+        wholes = [several[f"{worker}.0"]["whole"] + several[f"{worker}.1"]["whole"] for worker in range(2)]
+    else:
+        wholes = [found["whole"] for found in several.values()]
+    for whole in wholes:
+        for mine, theirs in zip(whole, one["whole"], strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-6)
+
+
+@pytest.mark.soak  # any process of any worker is killed: test_workers_grow_shrink_and_die_by_any_of_their_processes
+def test_thirty_deaths_at_random_moments_cost_no_step(edl, tmp_path) -> None:
+    run = Run(edl, tmp_path / "mortal", 2, 2, "--max-restarts", "40")
+    status = run.wait(2, 5)
+    drawn = random.Random(int(os.environ.get("EDL_FIRST_SEED", "54")))
+    for _ in range(30):
+        time.sleep(drawn.uniform(0.0, 0.3))
+        victims = run.processes_of(drawn.choice(status["workers"])["pid"])
+        os.kill(drawn.choice(victims), signal.SIGKILL)
+        run.edl.wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in victims), "its end", timeout_s=30)  # noqa: B023
+        status = run.wait(2, run.edl.status("mortal")["step"] + 3)
+    (run.out / "stop").touch()
+    (run.out / "pace").write_text("0")
+    run.ends()
+    events = edl.events("mortal")
+    assert [one["kind"] for one in events].count("worker_lost") == 30
+    steps = [one["step"] for one in events if one["kind"] == "scaled"]
+    assert steps == sorted(steps), "no step was lost"
+    pauses = sorted(round(one["pause_ms"]) for one in events if one["kind"] == "scaled" and one["forced"])
+    sys.stdout.write(f"pauses of survivors, in ms: {pauses}\n")
 
 
 def test_workers_grow_shrink_and_die_by_any_of_their_processes(edl, tmp_path) -> None:

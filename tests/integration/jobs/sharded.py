@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -21,7 +22,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=1_000_000)
 parser.add_argument("--pace", type=Path, help="file with the seconds that a step takes at least")
-parser.add_argument("--way", default="rows", choices=["rows", "tensor", "both", "copies"], help="how it is divided")
+parser.add_argument(
+    "--way", default="rows", choices=["rows", "tensor", "both", "copies", "stages"], help="how it is divided"
+)
 parser.add_argument("--stop", type=Path, help="file that ends the training")
 options = parser.parse_args()
 
@@ -38,13 +41,19 @@ mesh: Any = None  # of processes that have different samples
 processes = edl.group_size()
 if processes > 1 and options.way in {"rows", "copies"}:
     mesh = init_device_mesh("cpu", (processes,), mesh_dim_names=("shard",))
-elif processes > 1:
+elif processes > 1 and options.way in {"tensor", "both"}:
     two = init_device_mesh("cpu", (processes // 2, 2), mesh_dim_names=("shard", "tensor"))
     parallelize_module(model, two["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     mesh = two["shard"]
 if processes > 1 and options.way in {"rows", "both"}:
     for part in (model[0], model[2], model):
         fully_shard(part, mesh=mesh)
+schedule: Any = None
+if processes > 1 and options.way == "stages":
+    number = edl.group_rank()
+    model = nn.Sequential(*([model[0], model[1]], [model[2]])[number])
+    stage = PipelineStage(model, number, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.cross_entropy)
 optimizer = edl.Optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), model=model)
 shards = edl.elastic_shard_generator(SAMPLES, epochs=None, shuffle=True, among=mesh)
 step, over = 0, False
@@ -52,9 +61,15 @@ while not over:
     for ids in shards.batches(12):
         began = time.monotonic()
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs[ids]), targets[ids]) * edl.part_weight()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if schedule is None:
+            loss = nn.functional.cross_entropy(model(inputs[ids]), targets[ids]) * edl.part_weight()
+            loss.backward()
+        elif edl.group_rank():
+            schedule.step(target=targets[ids])
+        else:
+            schedule.step(inputs[ids])
+        if options.way != "stages":  # a norm over the stages would have to be made by hand
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if options.pace:
             time.sleep(max(0.0, float(options.pace.read_text()) - time.monotonic() + began))
