@@ -25,7 +25,7 @@ import msgspec
 from edl.checkpoints.checkpoint_paths import placed
 from edl.checkpoints.checkpoint_writer import write_own, write_part
 from edl.checkpoints.manifest import Slice, StoredTensor
-from edl.checkpoints.shard_ranges import Range, within
+from edl.checkpoints.shard_ranges import ElementRun, within
 from edl.protocol.checkpoint_record import FileInfo, Save
 
 ALIGNED = 4096
@@ -86,10 +86,10 @@ class PartCopy(msgspec.Struct, frozen=True):
     own: bytes  # an `Own`
 
 
-Holdings = Mapping[str, Sequence[Sequence[Range]]]  # of sharded tensors: the bytes that each process writes
+Holdings = Mapping[str, Sequence[Sequence[ElementRun]]]  # of sharded tensors: the bytes that each process writes
 
 
-class Cut(NamedTuple):
+class PartPlan(NamedTuple):
     """What each process of each worker writes, in the order of their parts: worker by worker."""
 
     slices: tuple[tuple[Slice, ...], ...]  # of whole tensors
@@ -102,13 +102,13 @@ def cut(
     workers: int,
     processes: int = 1,
     holdings: Holdings | None = None,
-) -> Cut:
+) -> PartPlan:
     """Return the slices of each part. The result depends on the tensors alone, so all workers cut alike."""
     of_process = [_of_process(late, workers, process, holdings or {}) for process in range(processes)]
     rows = [of_process[process][worker] for worker in range(workers) for process in range(processes)]
     first = tuple(Slice(tensor.name, 0, tensor.bytes) for tensor in early if tensor.bytes)
     slices, here = ([row[which] for row in rows] for which in (0, 1))
-    return Cut(((*first, *slices[0]), *slices[1:]), ((*first, *here[0]), *here[1:]))
+    return PartPlan(((*first, *slices[0]), *slices[1:]), ((*first, *here[0]), *here[1:]))
 
 
 def _of_process(
@@ -126,7 +126,7 @@ def _of_process(
         slices = [
             Slice(piece.tensor, *run)
             for piece in here
-            for run in within(held.get(piece.tensor, (Range(0, piece.end),)), piece.offset, piece.end)
+            for run in within(held.get(piece.tensor, (ElementRun(0, piece.end),)), piece.offset, piece.end)
         ]
         found.append((tuple(slices), here))
     return found

@@ -21,7 +21,7 @@ from edl.errors import CheckpointError
 MOST_RANGES: Final = 1 << 15  # of one tensor in one process
 
 
-class Range(NamedTuple):
+class ElementRun(NamedTuple):
     """A run of elements, or of bytes, of a tensor."""
 
     offset: int
@@ -44,12 +44,12 @@ class Sharding(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def block(sharding: Sharding, coordinate: tuple[int, ...]) -> tuple[Range, ...]:
+def block(sharding: Sharding, coordinate: tuple[int, ...]) -> tuple[ElementRun, ...]:
     """Return the elements that the process at `coordinate` of the mesh holds, in the order in which they lie there.
 
     Raises CheckpointError where they lie in too many pieces.
     """
-    held = [[Range(0, length)] for length in sharding.shape]
+    held = [[ElementRun(0, length)] for length in sharding.shape]
     for split, size, at in zip(sharding.splits, sharding.mesh, coordinate, strict=True):
         if split is not None:
             pieces = _chunks(held[split.dimension], split.first_into)
@@ -58,11 +58,11 @@ def block(sharding: Sharding, coordinate: tuple[int, ...]) -> tuple[Range, ...]:
         return ()
     inner = 1  # elements of a run of whole dimensions
     dimension = len(held)
-    while dimension and held[dimension - 1] == [Range(0, sharding.shape[dimension - 1])]:
+    while dimension and held[dimension - 1] == [ElementRun(0, sharding.shape[dimension - 1])]:
         dimension -= 1
         inner *= sharding.shape[dimension]
     if not dimension:
-        return (Range(0, inner),)
+        return (ElementRun(0, inner),)
     outer = [
         [index for one in ranges for index in range(one.offset, one.offset + one.length)]
         for ranges in held[: dimension - 1]
@@ -80,31 +80,33 @@ def writes(sharding: Sharding, coordinate: tuple[int, ...]) -> bool:
     return all(split is not None or not at for split, at in zip(sharding.splits, coordinate, strict=True))
 
 
-def within(ranges: Sequence[Range], begin: int, end: int) -> Iterator[Range]:
+def within(ranges: Sequence[ElementRun], begin: int, end: int) -> Iterator[ElementRun]:
     """Yield the ranges of the tensor that lie from `begin` to before `end` in the memory of who holds `ranges`."""
     at = 0
     for one in ranges:
         first, last = max(begin - at, 0), min(end - at, one.length)
         if first < last:
-            yield Range(one.offset + first, last - first)
+            yield ElementRun(one.offset + first, last - first)
         at += one.length
 
 
-def _runs(shape: Sequence[int], outer: Sequence[Sequence[int]], last: Sequence[Range], inner: int) -> Iterator[Range]:
+def _runs(
+    shape: Sequence[int], outer: Sequence[Sequence[int]], last: Sequence[ElementRun], inner: int
+) -> Iterator[ElementRun]:
     length = shape[len(outer)]
     for indices in itertools.product(*outer):
         begin = 0
         for size, index in zip(shape, indices, strict=False):
             begin = begin * size + index
         for one in last:
-            yield Range((begin * length + one.offset) * inner, one.length * inner)
+            yield ElementRun((begin * length + one.offset) * inner, one.length * inner)
 
 
-def _chunks(ranges: list[Range], count: int) -> list[list[Range]]:
+def _chunks(ranges: list[ElementRun], count: int) -> list[list[ElementRun]]:
     return [_chunk(ranges, count, number) for number in range(count)]
 
 
-def _chunk(ranges: list[Range], count: int, number: int) -> list[Range]:
+def _chunk(ranges: list[ElementRun], count: int, number: int) -> list[ElementRun]:
     """Return chunk `number` of `count`, as torch.chunk() divides: the last ones may be smaller, or empty."""
     total = sum(one.length for one in ranges)
     size = -(-total // count)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from edl.checkpoints.shard_ranges import Range, Sharding, Split, block, writes
+from edl.checkpoints.shard_ranges import ElementRun, Sharding, Split, block, writes
 from edl.errors import CheckpointError, UsageError
 
 FSDP1 = "FullyShardedDataParallel"
@@ -36,7 +36,7 @@ def placement_of(tensor: torch.Tensor) -> str:
     return f"{sharded.placements} over {tuple(sharded.device_mesh.shape)}"  # type: ignore[attr-defined]
 
 
-def held_by(tensor: torch.Tensor, processes: int) -> tuple[tuple[Range, ...], ...]:
+def held_by(tensor: torch.Tensor, processes: int) -> tuple[tuple[ElementRun, ...], ...]:
     """Return the bytes of a sharded tensor that each process of the worker writes; () of a tensor that is whole."""
     if not is_sharded(tensor):
         return ()
@@ -49,10 +49,10 @@ def held_by(tensor: torch.Tensor, processes: int) -> tuple[tuple[Range, ...], ..
     )
 
 
-def held_here(tensor: torch.Tensor) -> tuple[Range, ...]:
+def held_here(tensor: torch.Tensor) -> tuple[ElementRun, ...]:
     """Return the bytes of a tensor, of a sharded one or of one that is whole, that this process holds."""
     if not is_sharded(tensor):
-        return (Range(0, tensor.numel() * tensor.element_size()),)
+        return (ElementRun(0, tensor.numel() * tensor.element_size()),)
     sharding, _ = _sharding(tensor)
     found: Any = tensor
     return _in_bytes(tensor, block(sharding, tuple(found.device_mesh.get_coordinate())))
@@ -75,9 +75,9 @@ def _split(placement: Any) -> Split | None:
     return Split(placement.dim, getattr(placement, "split_factor", 1))
 
 
-def _in_bytes(tensor: torch.Tensor, ranges: Iterable[Range]) -> tuple[Range, ...]:
+def _in_bytes(tensor: torch.Tensor, ranges: Iterable[ElementRun]) -> tuple[ElementRun, ...]:
     size = tensor.element_size()
-    return tuple(Range(one.offset * size, one.length * size) for one in ranges)
+    return tuple(ElementRun(one.offset * size, one.length * size) for one in ranges)
 
 
 def check_sharding(model: torch.nn.Module | None, parameters: Iterable[torch.Tensor], processes: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from edl.checkpoints.shard_ranges import Range
+from edl.checkpoints.shard_ranges import ElementRun
 from edl.collectives.ring_port import Ring
 from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.protocol.divergence_report import Fingerprint
@@ -54,7 +54,9 @@ class StatePiece(NamedTuple):
     form: tuple[str, str, tuple[int, ...], int]  # name, type, shape, bytes: of the whole tensor
     read: Callable[[], memoryview]  # the bytes that are here; any thread
     of_model: bool = True
-    held: Sequence[Sequence[Range]] = ()  # of a sharded tensor: the bytes of it that each process of a worker writes
+    held: Sequence[
+        Sequence[ElementRun]
+    ] = ()  # of a sharded tensor: the bytes of it that each process of a worker writes
 
 
 class Snapshot(Protocol):

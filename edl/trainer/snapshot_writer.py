@@ -38,7 +38,7 @@ from edl.trainer.registered_state import RegisteredState, Stored
 
 if TYPE_CHECKING:
     from edl.checkpoints.manifest import Slice, StoredTensor
-    from edl.checkpoints.part_files import Cut
+    from edl.checkpoints.part_files import PartPlan
 import platform
 import sys
 from typing import Final
@@ -106,7 +106,7 @@ class SnapshotWriter:
         try:
             with _no_collection():
                 number = place.rank * self._processes + self._limb
-                size = sum(one.bytes for one in self._laid_out(place.size, beside=True).cut.here[number])
+                size = sum(one.bytes for one in self._laid_out(place.size, beside=True).plan.here[number])
         except Exception as error:  # noqa: BLE001 - it is but slower without
             logger.debug("no memory is touched before the first copy: %s", said_of(error))
         else:
@@ -226,7 +226,7 @@ class _LaidOut(NamedTuple):
     registered: Stored
     of_rank_0: tuple[StoredTensor, ...]  # that it alone copies
     tensors: tuple[StoredTensor, ...]  # these, and all others
-    cut: Cut
+    plan: PartPlan
 
 
 class _Copying:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edl.checkpoints.manifest import StoredTensor
 from edl.checkpoints.part_files import cut
-from edl.checkpoints.shard_ranges import Range, Sharding, Split, block, within, writes
+from edl.checkpoints.shard_ranges import ElementRun, Sharding, Split, block, within, writes
 from edl.errors import CheckpointError
 
 torch = pytest.importorskip("torch")
@@ -62,10 +62,10 @@ def test_a_strided_dimension_is_divided_within_the_pieces_of_another_one() -> No
     """As FSDP over tensor parallel: rows 0 to 3 are of the first process of tensor parallel, 4 to 7 of the second."""
     sharding = Sharding((8, 2), (2, 2), (Split(0, 2), Split(0)))
     assert {at: block(sharding, at) for at in coordinates(sharding)} == {
-        (0, 0): (Range(0, 4),),
-        (0, 1): (Range(8, 4),),
-        (1, 0): (Range(4, 4),),
-        (1, 1): (Range(12, 4),),
+        (0, 0): (ElementRun(0, 4),),
+        (0, 1): (ElementRun(8, 4),),
+        (1, 0): (ElementRun(4, 4),),
+        (1, 1): (ElementRun(12, 4),),
     }
 
 
@@ -76,8 +76,8 @@ def test_a_tensor_in_too_many_runs_is_refused() -> None:
 
 
 def test_within_a_memory() -> None:
-    ranges = (Range(10, 3), Range(20, 2))
-    assert list(within(ranges, 2, 4)) == [Range(12, 1), Range(20, 1)]
+    ranges = (ElementRun(10, 3), ElementRun(20, 2))
+    assert list(within(ranges, 2, 4)) == [ElementRun(12, 1), ElementRun(20, 1)]
     assert list(within(ranges, 0, 5)) == list(ranges)
     assert list(within(ranges, 3, 3)) == []
 
@@ -91,7 +91,9 @@ def test_parts_have_each_byte_once_and_say_where_it_lies(found: list[Sharding], 
             places = dict(enumerate(coordinates(sharding)))
             late.append(StoredTensor(f"t{number}", "float32", sharding.shape, 4 * math.prod(sharding.shape)))
             holdings[f"t{number}"] = [
-                [Range(4 * one.offset, 4 * one.length) for one in block(sharding, at)] if writes(sharding, at) else []
+                [ElementRun(4 * one.offset, 4 * one.length) for one in block(sharding, at)]
+                if writes(sharding, at)
+                else []
                 for at in places.values()
             ]
     early = [StoredTensor("early", "uint8", (3,), 3)]

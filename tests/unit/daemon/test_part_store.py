@@ -6,7 +6,7 @@ import msgspec
 
 from edl.checkpoints.manifest import StoredTensor
 from edl.checkpoints.part_files import PartCopy, cut
-from edl.checkpoints.shard_ranges import Range
+from edl.checkpoints.shard_ranges import ElementRun
 from edl.daemon.part_store import PartStore
 from edl.protocol.checkpoint_record import PartInfo, Save
 from edl.protocol.trainer_messages import CopiedPart
@@ -43,7 +43,7 @@ async def test_a_part_is_durable(tmp_path):
 
 async def test_the_parts_of_several_processes_lie_each_in_a_folder_of_its_own(tmp_path):
     tensors = (StoredTensor("weight", "float32", (SIZE // 4,), SIZE, "model"),)
-    held = {"weight": [[Range(0, SIZE // 2)], [Range(SIZE // 2, SIZE // 2)]]}
+    held = {"weight": [[ElementRun(0, SIZE // 2)], [ElementRun(SIZE // 2, SIZE // 2)]]}
     slices, _ = cut((), tensors, 1, 2, held)
     files = []
     for limb in range(2):
