@@ -67,6 +67,7 @@ from benchmarks.worker import APART, BLOCK, DEVICE, EVERY, WARM_UP, choose_devic
 from edl.proof.paired_turns import MODELS as PAIRED
 from edl.proof.paired_turns import launches, paired_turns
 from edl.protocol.ring_places import Place, solo
+from edl.trainer.data.among import Among
 from tests.model.address_meeting import Gathering
 
 NOT_DONE, NOTIFY_US = 1.01, 5.0
@@ -229,6 +230,7 @@ class NoTrainer:
     voided = False
     weightless = False
     virtual = 0
+    among = Among()
     committed = 0
 
     def keep_in_step(self) -> None:

@@ -23,6 +23,7 @@ import msgspec
 
 from edl.collectives.name_warmup import Named
 from edl.protocol.ring_places import Place, solo
+from edl.trainer.data.among import Among
 from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shards import CurrentItem
 from edl.trainer.registered_state import RegisteredState
@@ -136,6 +137,7 @@ class FakeTrainer:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
+        self.among = Among()
         self.before = self.begun = self.ended = self.waited_ns = 0
         self.shards: Any = None
         self.standing = ScriptStanding(RegisteredState())

@@ -68,7 +68,7 @@ def test_a_process_that_has_ended_is_the_end_of_this_one(monkeypatch: pytest.Mon
 
 
 def test_copies_by_distributed_data_parallel_are_refused(tmp_path: Any) -> None:
-    store = dist.FileStore(str(tmp_path / "store"), 1)
+    store = dist.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined] # torch's own stub
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         model = torch.nn.Linear(2, 1)
