@@ -11,6 +11,10 @@ from edl.trainer.data.among import Among
 
 class Mesh:
     ndim = 1
+    mesh = np.array([1, 3])
+
+    def get_group(self) -> str:
+        return "the group"
 
     def get_local_rank(self) -> int:
         return 1
@@ -49,7 +53,7 @@ def test_an_even_part_weighs_one() -> None:
 
 
 def test_a_mesh_of_one_dimension_tells_the_place() -> None:
-    assert Among.of(Mesh()) == Among(1, 2)
+    assert Among.of(Mesh()) == Among(1, 2, "the group", frozenset({1, 3}))
     assert Among.of(None) == Among()
 
 
