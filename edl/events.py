@@ -36,6 +36,7 @@ class Kind(StrEnum):
     WORKER_UNFIT = "worker_unfit"
     BATCH_VOIDED = "batch_voided"
     DIVERGED = "diverged"
+    CORRUPTED = "corrupted"
     RECUT = "recut"
     EPOCH_ENDED = "epoch_ended"
     DECISION = "decision"

@@ -312,6 +312,22 @@ class WorkersDiverged(Fact, frozen=True, kw_only=True):
         return f"{self.told}. What follows: {follows.get(self.action, 'the job fails')}"
 
 
+class WorkerCorrupted(Fact, frozen=True, kw_only=True):
+    """A worker has computed other numbers than two others; or than one other, and either may be wrong."""
+
+    kind = Kind.CORRUPTED
+    worker: str
+    certain: bool  # it is this worker, and it must leave
+    after_step: int  # committed, when it was found
+    equal_step: int  # the newest after which all were found equal
+    virtual_worker: int | None  # whose part was computed again; None: states differed
+    told: str = ""
+
+    def words(self) -> str:
+        follows = f"{self.worker} must leave, and the job trains on" if self.certain else "the job trains on"
+        return f"{self.told}. What follows: {follows}"
+
+
 class LeasesCut(Fact, frozen=True, kw_only=True):
     """The leases beyond a step are cut anew, for other workers, other shares or another batch."""
 

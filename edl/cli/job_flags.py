@@ -99,6 +99,14 @@ examples:
 
 Exit code: 0 once the job is over and saved, 1 if it could not be saved.
 """
+REPLAY_EXAMPLES = """
+examples:
+  edl replay mnist --step 812                      all parts of that step
+  edl replay mnist --step 812 --virtual-worker 3   one of them
+
+The job had --virtual-workers and --audit DIR. Its script runs again, from the newest checkpoint before that step, up to
+there: what it writes by itself before, it writes again. Exit code: 0 where all are the same, 1 where not.
+"""
 MIGRATE_EXAMPLES = """
 examples:
   edl migrate mnist --from node1                    to the other hosts on which the job trains
@@ -121,7 +129,7 @@ RUN_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "the job": ("job", "np", "min_workers", "max_workers", "processes", "config", "home"),
     "another size while it runs": ("autoscale", "autoscale_every", "batch_policy", "virtual_workers", "stragglers",
                                      "warm_starts"),
-    "the ring": ("ring", "network_interface", "check_weights", "on_divergence"),
+    "the ring": ("ring", "network_interface", "check_weights", "on_divergence", "verify_compute"),
     "checkpoints": ("checkpoint", "checkpoint_every", "checkpoint_overhead", "keep_checkpoints", "resume"),
     "faults": ("max_restarts", "session_timeout_s", "step_timeout_s"),
     "the coordinator": ("coordinator", "local_coordinator", "zookeeper_port", "secret_file", "keep_nodes_s"),
@@ -230,6 +238,15 @@ def add_hosts(found: Commands) -> None:
         metavar="HOST:SLOTS[,...]",
         help="hosts it may use, filled in this order (default: localhost, with slots for all) [EDL_HOSTS]",
     )
+
+
+def add_replay(found: Commands) -> None:
+    summary = "compute parts of a step again, and compare them with the run's"
+    parser = command(found, "replay", later("replay", "replay"), summary, REPLAY_EXAMPLES)
+    parser.add_argument("job", metavar="JOB", help="name of the job, which may be over")
+    add_value(parser, "--step", "S", "the step, counted over all lives of the job from 1", required=True)
+    add_value(parser, "--virtual-worker", "V", "only the part of this virtual worker, from 0 (default: all)")
+    add_settings(parser, "home")
 
 
 def add_preempt(found: Commands) -> None:

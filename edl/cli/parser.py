@@ -15,7 +15,7 @@ GROUPS = {
     "start a job": ("run", "torchrun", "check", "wait", "doctor", "prove"),
     "watch a job": ("status", "logs", "events", "top", "dashboard", "report", "hosts"),
     "resize or stop a job": ("scale", "batch", "profile", "stop"),
-    "save and move a job": ("checkpoint", "preempt", "migrate", "data", "clean"),
+    "save and move a job": ("checkpoint", "preempt", "migrate", "data", "replay", "clean"),
     "run many jobs in a cluster": ("cluster", "submit", "queue", "simulate"),
     "help": ("help", "completion", "version"),
 }
@@ -75,6 +75,7 @@ def build() -> Parser:
     job_flags.add_profile(found)
     job_flags.add_hosts(found)
     job_flags.add_data(found)
+    job_flags.add_replay(found)
     job_flags.add_checkpoint(found)
     job_flags.add_preempt(found)
     job_flags.add_migrate(found)

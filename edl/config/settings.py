@@ -68,6 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     on_divergence: str = "fail"
     batch_policy: str = "fixed-local"
     virtual_workers: int | None = None
+    verify_compute: str = ""  # empty: no part is computed again
     processes: int = 1  # of each worker
     checkpoint: str = ""  # empty: the job is not saved
     checkpoint_every: str = AUTO
@@ -75,6 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_checkpoints: int = 2
     resume: str = "auto"
     resume_from: str = ""  # the checkpoint that this life of the job begins with, as its launcher has chosen it
+    replay_until: int | None = None  # the step of all lives after whose parts the script ends, as `edl replay` asks
     life: int = 1  # of the job, in the folder of its checkpoints
     policy_file: Path | None = None  # copy of the code of --autoscale policy=FILE.py:CLASS, as of the job's start
     batch_size: int | None = None
@@ -296,6 +298,11 @@ def _check_timeouts(settings: Settings, quotes: Mapping[str, str]) -> None:
 def _check_virtual(settings: Settings, quotes: Mapping[str, str]) -> None:
     virtual = settings.virtual_workers
     if virtual is None:
+        if settings.verify_compute:
+            raise ConfigError(
+                f"{quotes['verify_compute']}: only parts of virtual workers can be computed again elsewhere; add "
+                "--virtual-workers V (EDL_VIRTUAL_WORKERS), or leave it away"
+            )
         return
     quote = quotes["virtual_workers"]
     if virtual > MOST_VIRTUAL:

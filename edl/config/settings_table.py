@@ -160,6 +160,15 @@ TABLE: tuple[Setting, ...] = (
         "none)",
     ),
     Setting(
+        "verify_compute",
+        value_parsers.share_text,
+        ("EDL_VERIFY_COMPUTE",),
+        ("--verify-compute",),
+        "PERCENT%",
+        "with --virtual-workers: another worker computes so much of all parts again, and a worker whose numbers differ "
+        "from two others' must leave (default: none)",
+    ),
+    Setting(
         "processes",
         value_parsers.whole_number(1),
         ("EDL_PROCESSES",),
@@ -323,6 +332,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("policy_file", value_parsers.path, ("EDL_POLICY_FILE",)),
     Setting("resume_from", str, ("EDL_RESUME_FROM",)),
     Setting("life", value_parsers.whole_number(1), ("EDL_LIFE",)),
+    Setting("replay_until", value_parsers.whole_number(1), ("EDL_REPLAY",)),
     Setting("batch_size", value_parsers.whole_number(1), ("EDL_BATCH_SIZE",)),
     Setting("spin_ms", value_parsers.milliseconds(0, 10_000), ("EDL_SPIN_MS",)),
     Setting("slot", value_parsers.whole_number(0), ("EDL_SLOT",)),

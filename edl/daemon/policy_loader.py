@@ -73,9 +73,13 @@ def job_policy(settings: Settings, code: Code | None) -> JobPolicy:
         every=settings.autoscale_every,
         stragglers=settings.stragglers,
         batching=batching(settings.batch_policy, settings.max_workers),
-        checking=Checking(settings.check_weights, OnDivergence(settings.on_divergence)),
+        checking=Checking(settings.check_weights, OnDivergence(settings.on_divergence), _share(settings)),
         checkpointing=_checkpointing(settings),
     )
+
+
+def _share(settings: Settings) -> float:
+    return share(settings.verify_compute) if settings.verify_compute else 0.0
 
 
 def _checkpointing(settings: Settings) -> Checkpointing:

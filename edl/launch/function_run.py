@@ -75,6 +75,7 @@ class RunSettings(TypedDict, total=False):
     output_filename: Text
     audit: Text
     virtual_workers: int
+    verify_compute: Text
     processes: int
     network_interface: str
     session_timeout: float

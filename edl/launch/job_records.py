@@ -62,6 +62,11 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     np: int
     min_workers: int
     max_workers: int | None
+    directory: str = ""  # in which the command was given
+    ring: str = ""
+    virtual_workers: int = 0  # 0: none
+    checkpoint: str = ""  # where the job is saved; empty: it is not
+    audit: str = ""  # where its workers record what they train; empty: nowhere
     own_coordinator: bool  # it lives and dies with the launcher
     launcher: str = "edl run"  # for people
     coordinator: str = ""  # empty until it is known
@@ -201,6 +206,11 @@ def launch_record(settings: Settings, command: Sequence[str]) -> LaunchRecord:
         np=settings.np,
         min_workers=settings.min_workers,
         max_workers=settings.max_workers,
+        directory=str(Path.cwd()),
+        ring=settings.ring,
+        virtual_workers=settings.virtual_workers or 0,
+        checkpoint=settings.checkpoint,
+        audit="" if settings.audit is None else str(settings.audit.absolute()),
         own_coordinator=settings.coordinator is None,
     )
 

@@ -12,8 +12,8 @@ import msgspec
 
 from edl.protocol.data_nouns import DataSpec, Range
 
-VERSION: Final = 2
-READABLE: Final = (1, VERSION)  # version 1 had no lives
+VERSION: Final = 3
+READABLE: Final = (1, 2, VERSION)  # version 1 had no lives, version 2 no digests of parts
 
 
 class LifeAudited(msgspec.Struct, frozen=True, array_like=True):
@@ -71,6 +71,14 @@ class Committed(msgspec.Struct, frozen=True, array_like=True, tag="committed"):
     weight: float | None = None  # weight of its samples in the update; 0.0: there was no update; None: unknown
 
 
+class PartsComputed(msgspec.Struct, frozen=True, array_like=True, tag="computed"):
+    """The worker has computed parts of a step, in a job with virtual workers. A step that was void has it again."""
+
+    step: int  # counted over all lives
+    loop: int  # over the parts of this step, from 0
+    digests: tuple[tuple[int, int], ...]  # virtual worker, and the digest of what its part gives, before any rounding
+
+
 class DataEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     """The script was told that its data has ended: after `epochs` epochs, whose last step is `step`."""
 
@@ -87,7 +95,7 @@ class ShardEnded(msgspec.Struct, frozen=True, array_like=True, tag="shard"):
     skipped: bool = False  # the rest could not be read, and the job goes on without it
 
 
-Line = Began | DataOpened | Sat | BatchGiven | Committed | DataEnded | ShardEnded
+Line = Began | DataOpened | Sat | BatchGiven | Committed | PartsComputed | DataEnded | ShardEnded
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(Line)

@@ -19,6 +19,7 @@ class Checking(msgspec.Struct, frozen=True):
 
     every: int = 100  # steps; 0: after each switch only
     on_divergence: OnDivergence = OnDivergence.FAIL
+    compute: float = 0.0  # the share of virtual workers' parts that another worker computes again
 
 
 class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
@@ -65,3 +66,5 @@ class Divergence(msgspec.Struct, frozen=True):
     held: tuple[SameValue, ...] = ()  # by value of the first difference; empty: it is no plain value
     joined: tuple[int, ...] = ()  # after which step each of `workers` got its state; 0: it was there from the beginning
     at_end: bool = False  # found at the end of their scripts
+    corrupt: bool = False  # a script that does the same everywhere came out otherwise: hardware erred, most likely
+    virtual: int = -1  # whose part of `step`, which is void, came out otherwise; -1: states differ

@@ -75,6 +75,7 @@ class LossCause(StrEnum):
     OVERDUE = "overdue"  # it held up the others for too long
     SESSION = "session"  # its daemon, or its host, does not answer any more
     LEFT_BEHIND = "left_behind"  # the others trained on without it
+    CORRUPTED = "corrupted"  # it had computed wrongly, or its state was not what most had
     DIFFERED = "differed"  # it had come to a job that trained, and reached another state than the others
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tensorflow.python.framework import config
 
 from edl.collectives.horovod_ring import HorovodRing
+from edl.core.worker.digest import fingerprint_of_array, of_all
 from edl.core.worker.fixed_point import following, units
 from edl.core.worker.rounding import add_rounded, mean_of
 from edl.errors import UsageError
@@ -31,6 +32,7 @@ from edl.tensorflow.tf_reducer import Reducer, Voidable
 from edl.tensorflow.tf_tensors import behind
 from edl.trainer.framework_port import StepPort
 from edl.trainer.part_notes import PartNotes, TimesGiven
+from edl.trainer.recomputed_parts import UNCHECKED, StepTrial
 from edl.trainer.virtual_steps import Scales
 
 SUMMED: Final = (tf.float32, tf.float16, tf.bfloat16)
@@ -133,7 +135,7 @@ class TensorFlowPartSums:
 
     # -------------------------------------------------------------------------------------------------- the parts
 
-    def begin(self, scales: Scales, virtual: int) -> None:
+    def begin(self, scales: Scales, virtual: int, trial: StepTrial = UNCHECKED) -> None:
         if not tf.executing_eagerly():
             raise UsageError(OUTSIDE)
         self._scales, self._virtual = scales, virtual
@@ -150,7 +152,8 @@ class TensorFlowPartSums:
         for name in known:
             starts.append(starts[-1] + int(np.prod(shapes[name], dtype=np.int64)))
         self._layout = _VariableLayout(known, [shapes[name] for name in known], starts)
-        self._notes = PartNotes(scales, known, short=any(name not in scales.exponents for name in self._parameters))
+        short = any(name not in scales.exponents for name in self._parameters)
+        self._notes = PartNotes(scales, known, short=short, trial=trial)
         if len(self._total) != starts[-1] + self._notes.length:
             self._total = np.zeros(starts[-1] + self._notes.length, np.int32)
         self._empty = True
@@ -172,13 +175,17 @@ class TensorFlowPartSums:
             "setting of deterministic operations": str(config.is_op_determinism_enabled()),
         }
 
-    def take(self, weight: float) -> None:
+    def take(self, weight: float, *, digest: bool) -> int:
         given = dict(self._gradients())
-        if not weight:
-            return
+        if not weight and not digest:
+            return 0
         for name, one in self._statistics.items():
             if (now := one.now()) is not None:
                 given[name] = now - one.start
+        named = sorted(given.items())
+        found = of_all([fingerprint_of_array(name, values) for name, values in named]) if digest else 0
+        if not weight:
+            return found
         largest: dict[str, float] = {}
         for number, name in enumerate(self._layout.names):
             target = self._total[self._layout.starts[number] : self._layout.starts[number + 1]]
@@ -189,8 +196,9 @@ class TensorFlowPartSums:
         self._empty = False
         for name, values in given.items():
             if values.size:
-                found = largest[name] if name in largest else _largest(values)
-                self._notes.note(name, found * weight, is_whole=_is_whole(values))
+                most = largest[name] if name in largest else _largest(values)
+                self._notes.note(name, most * weight, is_whole=_is_whole(values))
+        return found
 
     def _gradients(self) -> Iterator[tuple[str, NDArray[Any]]]:
         taken = self.given.take()
@@ -245,6 +253,8 @@ class TensorFlowPartSums:
         given = self._notes.hear(total[self._layout.starts[-1] :].tolist())
         if given is None:
             self._agree()
+            return False
+        if self._notes.again:
             return False
         self._take_over(total, given, computed)
         return True

@@ -21,14 +21,17 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from edl.collectives.ring_port import is_fault
+from edl.core.worker.digest import of_all
 from edl.core.worker.fixed_point import following, units
 from edl.core.worker.rounding import add_rounded, mean_of
 from edl.errors import RingBroken, RingFault, UsageError
 from edl.torch.loading_seeds import begin_with
 from edl.torch.tensor_ring import TensorRing
+from edl.torch.torch_fingerprints import fingerprints
 from edl.torch.torch_reducer import Reducer
 from edl.trainer.framework_port import StepPort
 from edl.trainer.part_notes import PartNotes, TimesGiven
+from edl.trainer.recomputed_parts import UNCHECKED, StepTrial
 from edl.trainer.virtual_steps import Scales
 
 CACHED: Final = 1 << 16  # elements that stay in a processor's cache from one operation to the next
@@ -43,6 +46,7 @@ class _Layout(NamedTuple):
     names: list[str]
     shapes: list[torch.Size]
     starts: list[int]  # and the length of all
+    notes: int = 0  # numbers behind them
 
     @property
     def length(self) -> int:
@@ -101,7 +105,7 @@ class TorchPartSums:
 
     # -------------------------------------------------------------------------------------------------- the parts
 
-    def begin(self, scales: Scales, virtual: int) -> None:
+    def begin(self, scales: Scales, virtual: int, trial: StepTrial = UNCHECKED) -> None:
         self._scales, self._virtual = scales, virtual
         buffers = self._buffers()
         named = [(name, one) for name, one in self._named() if not is_lazy(one)]
@@ -116,15 +120,17 @@ class TorchPartSums:
         tensors = {**self._parameters, **{name: one.buffer for name, one in self._statistics.items()}}
         known = [name for name in tensors if name in scales.exponents]
         self._empty = True
-        self._notes = PartNotes(scales, known, short=any(name not in scales.exponents for name in self._parameters))
-        if known != self._layout.names or [tensors[name].shape for name in known] != self._layout.shapes:
+        short = any(name not in scales.exponents for name in self._parameters)
+        self._notes = PartNotes(scales, known, short=short, trial=trial)
+        shapes = [tensors[name].shape for name in known]
+        if (known, shapes, self._notes.length) != (self._layout.names, self._layout.shapes, self._layout.notes):
             self._lay_out(known, [tensors[name] for name in known])
 
     def _lay_out(self, names: list[str], tensors: list[torch.Tensor]) -> None:
         starts = [0]
         for one in tensors:
             starts.append(starts[-1] + one.numel())
-        self._layout = _Layout(names, [one.shape for one in tensors], starts)
+        self._layout = _Layout(names, [one.shape for one in tensors], starts, self._notes.length)
         device = tensors[0].device if tensors else None
         self._total = torch.zeros(starts[-1] + self._notes.length, dtype=torch.int32, device=device)
         self._pieces = list(torch.split(self._total[: starts[-1]], [end - start for start, end in pairwise(starts)]))
@@ -156,13 +162,16 @@ class TorchPartSums:
             "precision of products": torch.get_float32_matmul_precision(),
         }
 
-    def take(self, weight: float) -> None:
+    def take(self, weight: float, *, digest: bool) -> int:
         given = dict(self._gradients())
-        if not weight:
-            return
+        if not weight and not digest:
+            return 0
         for name, one in self._statistics.items():
             if one.has_moved:
                 given[name] = one.move()
+        found = of_all(fingerprints(given.items())) if digest else 0
+        if not weight:
+            return found
         extremes: list[tuple[str, torch.return_types.aminmax]] = []
         largest: dict[str, float] = {}
         for number, name in enumerate(self._layout.names):
@@ -178,6 +187,7 @@ class TorchPartSums:
         self._empty = False
         for name, size in (*largest.items(), *_largest(extremes).items()):
             self._notes.note(name, size * weight, is_whole=not given[name].is_floating_point())
+        return found
 
     def _add_plain(self, number: int, given: torch.Tensor, weight: float) -> float:
         """Add a tensor in main memory; return its largest element."""
@@ -266,6 +276,8 @@ class TorchPartSums:
         given = self._notes.hear(total[layout.length :].tolist())
         if given is None:
             self._agree()
+            return False
+        if self._notes.again:
             return False
         self._take_over(given, computed)
         self._summed_in = self._trainer.step()

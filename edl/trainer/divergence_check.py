@@ -24,8 +24,9 @@ import msgspec
 
 from edl import background
 from edl.collectives.ring_port import Ring, of_all_members
+from edl.core.worker.compute_check import ComputeVerdict
 from edl.core.worker.digest import of_all
-from edl.core.worker.divergence_finder import Consequence, difference, outcome
+from edl.core.worker.divergence_finder import Consequence, difference, is_corrupt, outcome
 from edl.core.worker.divergence_words import told
 from edl.core.worker.worker_inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
@@ -93,6 +94,7 @@ class DivergenceCheck:
         self._names: list[str] = []  # of the ring's members, by rank, once they differed
         self._begun: _Begun | None = None
         self._told: Divergence | None = None  # nothing was made of it yet
+        self.corrupt_since = 0  # the step in which a worker was first found to compute wrongly; 0: none was
         # the state after what may be the script's last step
         self._last: tuple[int, list[Fingerprint]] = (0, [])
 
@@ -219,6 +221,7 @@ class DivergenceCheck:
             generation=machine.generation,
             step=step,
             equal_step=machine.unusual.equal_step,
+            corrupt=is_corrupt(found, machine.unusual.checking.compute),
             first=found.first,
             differing=found.differing,
             compared=found.compared,
@@ -230,6 +233,33 @@ class DivergenceCheck:
             held=tuple(SameValue(value, tuple(names[rank] for rank in ranks)) for value, ranks in found.held),
             joined=tuple(members[rank].joined for rank in found.ranks),
         )
+
+    def judge(self, found: ComputeVerdict, timeout_s: float) -> None:
+        """Act on what all members have found in the step being worked on. Raises RingBroken if some must leave, and on
+        these JobFailed, and what ends a script.
+        """
+        shell, machine = self._shell, self._shell.machine
+        worker = shell.link.worker
+        names = [one.decode() for one in of_all_members(self._framework.ring, worker.encode())]
+        ranks = found.wrong or found.suspects
+        told_of = Divergence(
+            generation=machine.generation,
+            step=machine.step + 1,
+            equal_step=machine.unusual.equal_step,
+            first=f"the part of virtual worker {found.virtual}",
+            differing=1,
+            compared=1,
+            workers=tuple(names[rank] for rank in ranks),
+            root=next((name for rank, name in enumerate(names) if rank not in ranks), ""),
+            majority=bool(found.wrong),
+            persists=found.persists,
+            corrupt=True,
+            virtual=found.virtual,
+        )
+        self._tell(told_of)
+        if not self._goes_on(told_of):
+            self._wait_for_the_end(told_of, timeout_s)
+        self._part(told_of)
 
     def _take_begun(self) -> _Begun | None:
         # If the mini-batch is void, its ring is left, and the next one's members compare anew.
@@ -255,12 +285,16 @@ class DivergenceCheck:
         return same
 
     def _tell(self, found: Divergence) -> None:
+        if found.corrupt and not self.corrupt_since:
+            self.corrupt_since = max(1, found.step)
         self._shell.hear(StatesDiffer(found))
 
     def _goes_on(self, found: Divergence) -> bool:
         """Tell whether this script goes on: all get the state that counts, or only others leave."""
         follows = self._outcome(found)
-        return follows is Consequence.HEAL or (follows is Consequence.PART and not self._differs(found))
+        return follows in {Consequence.HEAL, Consequence.TELL} or (
+            follows is Consequence.PART and not self._differs(found)
+        )
 
     def _part(self, found: Divergence) -> None:
         """Raise RingBroken if members that differ leave the ring: this worker trains on in the next one."""

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from edl.core.worker.fixed_point import ABSENT, SMALLEST, fits, needed
 from edl.errors import UsageError
+from edl.trainer.recomputed_parts import UNCHECKED, StepTrial
 from edl.trainer.virtual_steps import Scales
 
 LANES: Final = 3  # of each tensor: given, with nan, with infinities
@@ -35,9 +36,11 @@ class TimesGiven(NamedTuple):
 class PartNotes:
     """The notes of one step, on the tensors whose scales are known, in their order."""
 
-    def __init__(self, scales: Scales, names: Sequence[str], *, short: bool) -> None:
-        """`short`: a scale is not known."""
+    def __init__(self, scales: Scales, names: Sequence[str], *, short: bool, trial: StepTrial = UNCHECKED) -> None:
+        """`short`: a scale is not known. `trial`: what it tells goes with the notes."""
+        self._trial = trial
         self.short = short  # a scale did not suffice here, or is not known
+        self.again = False  # parts came out otherwise the second time: the step is computed once more
         self._scales = scales
         self._lanes = {name: [0] * LANES for name in names}
         self._needs: dict[str, int] = {}  # exponents, by what was given
@@ -63,18 +66,22 @@ class PartNotes:
     @property
     def length(self) -> int:
         """Return how many numbers `told` are."""
-        return LANES * len(self._lanes) + 1 + len(self._scales.differing)
+        return LANES * len(self._lanes) + 1 + len(self._scales.differing) + self._trial.length
 
     def told(self) -> list[int]:
         """Return what is added up over all workers."""
-        return [*(one for lanes in self._lanes.values() for one in lanes), int(self.short), *self._scales.differing]
+        given = [one for lanes in self._lanes.values() for one in lanes]
+        return [*given, int(self.short), *self._scales.differing, *self._trial.told()]
 
     def hear(self, told: Sequence[int]) -> list[TimesGiven] | None:
         """Return what all workers gave of each tensor. None: a scale did not suffice, on any of them."""
         numbers = LANES * len(self._lanes)
         if told[numbers]:
             return None
-        self._scales.hear_differing(told[numbers + 1 :])
+        end = len(told) - self._trial.length
+        self._scales.hear_differing(told[numbers + 1 : end])
+        if self._trial.hear(told[end:]):
+            self.again = True
         return [TimesGiven(*told[start : start + LANES]) for start in range(0, numbers, LANES)]
 
     def agree(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from edl.core.worker.compute_check import ComputeVerdict
 from edl.core.worker.digest import final
 from edl.core.worker.next_move import changes_after, given_up
 from edl.core.worker.worker_inputs import StatesEqual
@@ -257,6 +258,16 @@ class BatchEnds:
     def _hear_comparison(self) -> None:
         if self._comparison.finish(self._shell.step_timeout_s):
             self._shell.hear(StatesEqual())
+
+    def judge(self, found: ComputeVerdict) -> None:
+        """Act on parts of this step that came out otherwise the second time. Raises what `DivergenceCheck.judge`
+        does.
+        """
+        self._comparison.judge(found, self._shell.step_timeout_s)
+
+    @property
+    def corrupt_since(self) -> int:
+        return self._comparison.corrupt_since
 
     def state_at_end(self) -> tuple[Fingerprint, ...]:
         """Return what the leader compares when the script has ended; nothing if it never trained."""

@@ -46,7 +46,7 @@ from edl.trainer.daemon_link import DaemonLink
 from edl.trainer.data.among import Among
 from edl.trainer.data.audit_files import AuditedCount, AuditFile
 from edl.trainer.data.job_port import Rehearsals
-from edl.trainer.data.sample_ids import Ids, SampleIds
+from edl.trainer.data.sample_ids import Ids
 from edl.trainer.data.shards import CurrentItem, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.data.source import files_of
@@ -57,6 +57,7 @@ from edl.trainer.limb_agreement import LimbAgreement, LimbWorld
 from edl.trainer.rates.factors import EVERY, RateFactors
 from edl.trainer.rates.rate_factors import AnySchedule, Rule
 from edl.trainer.rates.tuner import RateTuner
+from edl.trainer.recomputed_parts import StepTrial
 from edl.trainer.registered_state import RegisteredState, RegisteredValues
 from edl.trainer.reported_metrics import FigureSender
 from edl.trainer.sample_source import SampleSource
@@ -64,17 +65,9 @@ from edl.trainer.script_metrics import ScriptMetrics
 from edl.trainer.script_position import ScriptStanding
 from edl.trainer.shared_evaluation import Work
 from edl.trainer.step_end import BatchEnds
+from edl.trainer.step_parts import StepParts
 from edl.trainer.virtual_steps import NAME as VIRTUAL
-from edl.trainer.virtual_steps import (
-    PartLoad,
-    VirtualParts,
-    VirtualSteps,
-    loads,
-    parts_of,
-    rehearsed,
-    rows_of,
-    stand_ins,
-)
+from edl.trainer.virtual_steps import PartLoad, VirtualParts, VirtualSteps
 from edl.trainer.wait_bounds import RingWatch
 from edl.trainer.worker_shell import WorkerShell
 from edl.transport.shared_page import StepCounter
@@ -142,6 +135,7 @@ class Trainer:
         self._saved = False  # the job is
         self._left = False
         self._virtual: VirtualSteps | None = None
+        self._parts = StepParts(self._machine, self._leases, lambda: self.steps_before, self._ends.judge)
         self.imports_only = False  # this process imports the script of the one that has spawned it, or has done so
 
     # ------------------------------------------------------------------------------------------- begin and end
@@ -244,6 +238,7 @@ class Trainer:
         self._shell.link = link
         self._count = self._shell.count
         if settings.virtual_workers:
+            self._parts.virtual = settings.virtual_workers
             self._virtual = VirtualSteps(
                 self._framework.part_sums(self), self._framework.sort, self, settings.virtual_workers
             )
@@ -809,43 +804,44 @@ class Trainer:
     def tell_bits(self, bits: str) -> None:
         self._shell.hear(BitsStand(bits))
 
+    @property
+    def keeps_digests(self) -> bool:
+        return self._shell.audit.on
+
+    def keep_digests(self, loop: int, digests: Sequence[tuple[int, int]]) -> None:
+        """Keep the digests of this step's parts in the audit. Raises SystemExit where a replay ends."""
+        step = self.step_of_all_lives()
+        self._shell.audit.computed(step, loop, digests)
+        if (until := self._started().replay_until) is not None and step >= until:
+            raise SystemExit(0)
+
     def parts_of_step(self, batch: Any) -> VirtualParts:
         """Return this worker's parts of the mini-batch being worked on."""
-        step, spec = self._machine.step + 1, self._machine.opened
-        if spec is None:
-            raise UsageError(
-                "edl.microbatches(): virtual workers take their samples from edl.elastic_shard_generator() or "
-                "edl.ElasticDataLoader: iterate one of them, or start the job without --virtual-workers"
-            )
-        if self.rehearsing():
-            return rehearsed(spec, rows_of(batch))
-        lease = self._leases.at(step)
-        if lease is None:
-            raise UsageError(f"edl.microbatches(): step {step} has no mini-batch yet; call it in the loop over samples")
-        parts = parts_of(spec, lease, step)
-        return parts if parts.parts else stand_ins(spec, parts, rows_of(batch))
+        return self._parts.of_step(batch, rehearses=self.rehearsing())
+
+    def trial(self, batch: Any, parts: VirtualParts) -> StepTrial:
+        return self._parts.trial(batch, parts)
+
+    def ids_of(self, virtual: int) -> Ids:
+        return self._parts.ids_of(virtual)
+
+    @property
+    def corrupt_since(self) -> int:
+        since = self._ends.corrupt_since
+        return since and self.steps_before + since
 
     def loads_of(self, ids: Ids) -> list[PartLoad]:
         """Return what the parts of the mini-batch being worked on are loaded from."""
-        return loads(self.parts_of_step(ids), ids)
+        return self._parts.loads_of(ids, rehearses=self.rehearsing())
+
+    def loads_coming(self, count: int) -> list[PartLoad]:
+        """Return the next `count` parts after this step, of its epoch, as far as they are leased."""
+        return [] if self.rehearsing() else self._parts.loads_coming(count)
 
     def begin_numbers(self, ids: Ids) -> None:
         """Begin the script's random numbers for the mini-batch being worked on."""
         assert self._virtual is not None  # its loader gives parts
         self._virtual.begin_numbers(ids)
-
-    def loads_coming(self, count: int) -> list[PartLoad]:
-        """Return the next `count` parts after this step, of its epoch, as far as they are leased."""
-        found: list[PartLoad] = []
-        step, spec = self._machine.step + 1, self._machine.opened
-        now = self._leases.at(step)
-        while spec is not None and now is not None and len(found) < count and not self.rehearsing():
-            step += 1
-            lease = self._leases.wanted_at(step)
-            if lease is None or lease.epoch != now.epoch:
-                break
-            found += loads(parts_of(spec, lease, step), SampleIds().of(spec, lease, step))
-        return found
 
     @property
     def voided(self) -> bool:

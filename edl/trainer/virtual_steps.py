@@ -28,6 +28,7 @@ from edl.core.data.batching import microbatches
 from edl.errors import UsageError
 from edl.protocol.data_nouns import DataSpec, Lease, Range
 from edl.trainer.data.sample_ids import Ids
+from edl.trainer.recomputed_parts import UNCHECKED, StepTrial
 from edl.trainer.value_tree import Tensors
 
 logger = logging.getLogger("edl")
@@ -89,8 +90,12 @@ class Scales:
     def hear_differing(self, workers: Sequence[int]) -> None:
         """Note how many workers of this step are not as the job began, in each condition. All hear the same."""
         names = [name for name, count in zip(sorted(self._here), workers, strict=True) if count]
-        if names and not self._lost:
-            self._lost = f"since step {self._step()}: a worker with another {' and another '.join(names)}"
+        if names:
+            self.lose(f"since step {self._step()}: a worker with another {' and another '.join(names)}")
+
+    def lose(self, why: str) -> None:
+        """Note that bits are not held any more; the first reason stays."""
+        self._lost = self._lost or why
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -148,6 +153,11 @@ class VirtualParts(NamedTuple):
 
     rows: int  # of this worker's mini-batch
     batch: int = 0  # samples of a whole step; 0: this one does not count
+
+    @property
+    def counts(self) -> bool:
+        """Tell whether these are samples of this worker's, and no stand-ins."""
+        return self.place.epoch >= 0
 
 
 def parts_of(spec: DataSpec, lease: Lease, step: int) -> VirtualParts:
@@ -212,18 +222,22 @@ def loads(parts: VirtualParts, ids: Ids) -> list[PartLoad]:
 class PartSums(Protocol):
     """Gradients and statistics of one step, of the parts that this process computes."""
 
-    def begin(self, scales: Scales, virtual: int) -> None:
-        """Note the statistics of the step's start, and drop gradients that are left from before."""
+    def begin(self, scales: Scales, virtual: int, trial: StepTrial = UNCHECKED) -> None:
+        """Note the statistics of the step's start, and drop gradients that are left from before. What `trial` tells
+        goes with the sums.
+        """
 
     def begin_part(self, seed: int) -> None:
         """Put the statistics back, and begin all random numbers by `seed`."""
 
-    def take(self, weight: float) -> None:
-        """Add a part's gradients and statistics, and drop these gradients. Raises UsageError."""
+    def take(self, weight: float, *, digest: bool) -> int:
+        """Add a part's gradients and statistics, unless it weighs nothing, and drop these gradients. Return their
+        digest, as they were before any rounding; 0 if it is not asked for. Raises UsageError.
+        """
 
     def reduce(self, computed: int) -> bool:
-        """Add up what all workers have, and update the scales. True: it is to be computed again, with other scales.
-        A failed collective voids the mini-batch, which is not computed again here.
+        """Add up what all workers have, and update the scales. True: it is to be computed again, with other scales,
+        or as the trial asks for it. A failed collective voids the mini-batch, which is not computed again here.
         """
 
     def seed(self, seed: int) -> None:
@@ -248,6 +262,23 @@ class VirtualPort(Protocol):
     def tell_bits(self, bits: str) -> None:
         """Report that bits are held, or why not."""
 
+    def trial(self, batch: Any, parts: VirtualParts) -> StepTrial:
+        """Return what is computed a second time of the mini-batch being worked on. Raises UsageError."""
+
+    def ids_of(self, virtual: int) -> Ids:
+        """Return the samples of a virtual worker in the mini-batch being worked on."""
+
+    @property
+    def corrupt_since(self) -> int:
+        """Return the step in which a worker was first found to compute wrongly; 0: none was."""
+
+    @property
+    def keeps_digests(self) -> bool:
+        """Tell whether the digests of all parts are kept."""
+
+    def keep_digests(self, loop: int, digests: Sequence[tuple[int, int]]) -> None:
+        """Keep the digests of the parts that this worker has computed in a loop of this step, by virtual worker."""
+
 
 class VirtualSteps:
     """The loops of one trainer over parts of steps."""
@@ -266,15 +297,30 @@ class VirtualSteps:
         sums, found = self._sums, self._port.parts_of_step(batch)
         if (call := self._call()) == 0:
             self.scales.begin_step(self._conditions(found.batch))
-        again = True
+        if since := self._port.corrupt_since:
+            self.scales.lose(f"since step {since}: a worker has computed otherwise than another")
+        trial = self._port.trial(batch, found)
+        digests: list[tuple[int, int]] = []
+        again, keeps = True, self._port.keeps_digests and found.counts
         while again:
-            sums.begin(self.scales, self._virtual)
+            sums.begin(self.scales, self._virtual, trial)
+            trial.begin()
+            digests = []
             for part in found.parts:
                 sums.begin_part(found.place.seed_of(part.virtual, call))
                 with self._port.adding_up():
                     yield from self._within(batch, part, found.rows, most)
-                sums.take(part.weight)
+                digest = sums.take(part.weight, digest=keeps or trial.is_due(part.virtual))
+                digests.append((part.virtual, digest))
+                trial.note(part.virtual, digest, own=True)
+            for virtual in trial.more:
+                sums.begin_part(found.place.seed_of(virtual, call))
+                with self._port.adding_up():
+                    yield from self._of_another(batch, virtual, most)
+                trial.note(virtual, sums.take(0.0, digest=True), own=False)
             again = sums.reduce(found.computed)
+        if keeps:
+            self._port.keep_digests(call, digests)
         sums.seed(found.place.seed_of(AFTER, call))
         if self.scales.bits != self._told:
             self._told = self.scales.bits
@@ -294,6 +340,12 @@ class VirtualSteps:
         for piece in microbatches(size, most or 0):
             yield cut_rows(batch, begin, begin + piece, rows, self._sort), piece / size
             begin += piece
+
+    def _of_another(self, batch: Any, virtual: int, most: int | None) -> Iterator[tuple[Any, float]]:
+        """Yield the samples of a virtual worker that this worker does not have, as its own worker does."""
+        ids = batch.of(virtual) if isinstance(batch, LoadedParts) else self._port.ids_of(virtual)
+        rows = rows_of(ids)
+        yield from self._within(ids, PartOfStep(virtual, 0, rows, 0.0), rows, most)
 
     def begin_numbers(self, ids: Ids) -> None:
         """Begin a script's random numbers for a mini-batch: what loading has drawn depends on who loads which part."""

@@ -391,21 +391,24 @@ class JobMachine:
         if follows is Consequence.PART and self._are_missed(found.workers):
             follows = Consequence.FAIL
         reason = told(found)
-        working.change(diverged=number, pressing=follows is not Consequence.HEAL)
+        working.change(diverged=number, pressing=follows not in {Consequence.HEAL, Consequence.TELL})
         working.tell_diverged(found, follows)
         if follows is Consequence.PART:
-            self._part_with(found.workers, reason)
+            self._part_with(found, reason)
 
     def _are_missed(self, workers: Sequence[str]) -> bool:
         """Tell whether the job has fewer workers than it needs without these `workers`."""
         left = [member for member in scale_requests.staying(self.record) if member.identity.id not in workers]
         return len(left) < max(self.record.limits.minimum, 1)
 
-    def _part_with(self, workers: Sequence[str], reason: str) -> None:
-        """Lose newcomers whose scripts do something else than the others', which train on without them."""
-        self._fitness.count_parting()
-        for worker in workers:
-            self._lose(worker, reason, LossCause.DIFFERED)
+    def _part_with(self, found: Divergence, reason: str) -> None:
+        """Lose newcomers whose scripts do something else than the others', or workers whose hardware erred; the others
+        train on without them.
+        """
+        if not found.corrupt:
+            self._fitness.count_parting()
+        for worker in found.workers:
+            self._lose(worker, reason, LossCause.CORRUPTED if found.corrupt else LossCause.DIFFERED)
 
     # ----------------------------------------------------------------------------------------- what follows from it
 

@@ -25,7 +25,7 @@ from edl.core.job.member_states import Cause, moved
 from edl.core.job.observations import Observations
 from edl.core.worker.divergence_finder import Consequence
 from edl.core.worker.divergence_words import causes, told
-from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted, WorkersDiverged
+from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted, WorkerCorrupted, WorkersDiverged
 from edl.protocol.checkpoint_record import Cost, Preemption, Resumed, Saved, SaveRequest, Saving, SavingFailure
 from edl.protocol.data_nouns import LedgerSnapshot
 from edl.protocol.divergence_report import Divergence, EndState
@@ -244,21 +244,11 @@ class WorkingState:
         """
         first, reason = self.record.differed, told(found)
         self.change(differed=first or reason, pressing=False)
-        self.tell(
-            WorkersDiverged(
-                workers=found.workers,
-                first=found.first,
-                differing=found.differing,
-                compared=found.compared,
-                after_step=found.step,
-                equal_step=found.equal_step,
-                like=found.root,
-                majority=found.majority,
-                action=follows.value,
-                likely=causes(found),
-                told=reason,
-            )
-        )
+        if found.virtual < 0:
+            self.tell(_diverged(found, follows, reason))
+        if found.corrupt:
+            for worker in found.workers:
+                self.tell(_corrupted(found, worker, reason))
         if follows is Consequence.FAIL:
             before = f". Before that: {first}" if first else ""
             self.end(JobState.FAILED, reason + before, FailedBy.DIVERGENCE)
@@ -320,3 +310,31 @@ class WorkingState:
 
 def _by_id(record: Record) -> dict[str, Member]:
     return {member.identity.id: member for member in record.members}
+
+
+def _diverged(found: Divergence, follows: Consequence, reason: str) -> WorkersDiverged:
+    return WorkersDiverged(
+        workers=found.workers,
+        first=found.first,
+        differing=found.differing,
+        compared=found.compared,
+        after_step=found.step,
+        equal_step=found.equal_step,
+        like=found.root,
+        majority=found.majority,
+        action=follows.value,
+        likely=causes(found),
+        told=reason,
+    )
+
+
+def _corrupted(found: Divergence, worker: str, reason: str) -> WorkerCorrupted:
+    of_part = found.virtual >= 0
+    return WorkerCorrupted(
+        worker=worker,
+        certain=found.majority,
+        after_step=found.step - 1 if of_part else found.step,
+        equal_step=found.equal_step,
+        virtual_worker=found.virtual if of_part else None,
+        told=reason,
+    )

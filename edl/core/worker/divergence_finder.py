@@ -30,6 +30,7 @@ class Consequence(StrEnum):
     HEAL = "heal"  # those that differ take over the state that counts, and the job goes on
     PART = "part"  # they leave the job, which goes on without them
     FAIL = "fail"
+    TELL = "tell"  # the job goes on, and only tells of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +181,17 @@ def is_proven(step: int, joined: int) -> bool:
     return step >= joined + EARLY[-1]
 
 
+def is_corrupt(found: Difference, compute: float) -> bool:
+    """Tell whether a difference counts as an error of hardware, in a job that looks for these: most workers are alike,
+    and what differs is neither set by the script nor a newcomer's.
+    """
+    return compute > 0 and found.majority and not (found.newcomers or found.held)
+
+
 def outcome(divergence: Divergence, policy: OnDivergence) -> Consequence:
     """Decide what follows. A newcomer may have got its state wrongly: at its first comparison it gets it anew."""
+    if divergence.corrupt:
+        return Consequence.PART if divergence.majority else Consequence.TELL
     first = divergence.newcomers and not divergence.equal_step
     if (policy is OnDivergence.HEAL or first) and not divergence.persists and not divergence.at_end:
         return Consequence.HEAL

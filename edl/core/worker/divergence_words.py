@@ -59,12 +59,22 @@ def causes(found: Divergence) -> str:
 
 def told(found: Divergence) -> str:
     """Say in one line, for people, who differs from whom, in what, and why that may be."""
+    if found.virtual >= 0:
+        return _told_of_part(found)
     when = f"the workers' states differ after step {found.step}"
     when = "the workers' states differ at the end of their scripts" if found.at_end else when
     before = f" (after step {found.equal_step} they were equal)" if found.equal_step else ""
     extent = f"{found.differing} of {found.compared} differ" if found.differing > 1 else "only that"
     likely = causes(found)
     return f"{when}{before}: {_who(found)} ({extent}){likely and f'. Likely causes: {likely}'}"
+
+
+def _told_of_part(found: Divergence) -> str:
+    once_more = "; computed once more, they still differ" if found.persists else ""
+    part = f"step {found.step}: {found.first} came out otherwise when another worker computed it again"
+    if found.majority:
+        return f"{part}: {named(found.workers)} computed wrongly, as a third worker has shown"
+    return f"{part}: one of {named(found.workers)} computed wrongly, and a third could not tell which{once_more}"
 
 
 def _who(found: Divergence) -> str:

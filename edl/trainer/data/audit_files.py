@@ -30,6 +30,7 @@ from edl.protocol.audit_lines import (
     DataOpened,
     LifeAudited,
     Line,
+    PartsComputed,
     Sat,
     ShardEnded,
     decoded,
@@ -62,6 +63,9 @@ class Audit:
 
     def committed(self, generation: int, step: int, weight: float | None = None) -> None:
         """Record that the step is applied, with this weight of this worker's samples."""
+
+    def computed(self, step: int, loop: int, digests: Sequence[tuple[int, int]]) -> None:
+        """Record the digests of virtual workers' parts of a step, which is counted over all lives."""
 
     def ended(self, epochs: int, step: int) -> None:
         """Record that the script learns the end of so many epochs, with this step. Any thread."""
@@ -103,6 +107,9 @@ class AuditFile(Audit):
 
     def committed(self, generation: int, step: int, weight: float | None = None) -> None:
         self._write(Committed(generation, step, weight))
+
+    def computed(self, step: int, loop: int, digests: Sequence[tuple[int, int]]) -> None:
+        self._write(PartsComputed(step, loop, tuple(digests)))
 
     def ended(self, epochs: int, step: int) -> None:
         self._write(DataEnded(epochs, step))

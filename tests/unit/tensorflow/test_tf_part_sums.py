@@ -102,7 +102,7 @@ class Member:
                 self.sums.given.add(give(part), self.trained, 1)
                 self.mean.assign_add([0.1 * part])
                 self.count.assign_add(1)
-                self.sums.take(1.0)
+                self.sums.take(1.0, digest=False)
             again = self.sums.reduce(VIRTUAL)
         return self.sums.summed(self.trained)
 
@@ -183,14 +183,14 @@ def test_parts_weigh_as_much_as_they_have_samples() -> None:
             member.sums.begin_part(part)
             value = float(part + 1) if weight else np.nan  # stand-ins may be anything
             member.sums.given.add([tf.fill((3, 2), value), tf.ones(2)], member.trained, 1)
-            member.sums.take(weight)
+            member.sums.take(weight, digest=False)
         again = member.sums.reduce(VIRTUAL)
     assert member.sums.summed(member.trained)[0].numpy() == pytest.approx((1.5 * 1 + 4.5 * 2) / VIRTUAL)
     before = member.sums._total.copy()
     member.sums.begin(member.scales, VIRTUAL)
     member.sums.begin_part(0)
     member.sums.given.add(gradients_of(0), member.trained, 1)
-    member.sums.take(0.0)
+    member.sums.take(0.0, digest=False)
     member.sums.reduce(VIRTUAL)  # in another worker's sum nothing of the step before may be
     assert before[:8].any()
     assert not member.sums._total[:8].any()
@@ -228,7 +228,7 @@ def test_what_a_script_forgets_is_told() -> None:
         member.reducer.average_of_tape(gradients_of(0), member.trained)
     member.sums.given.add([tf.ones(1)], [tf.Variable([1.0])], 1)
     with pytest.raises(UsageError, match="give its model"):
-        member.sums.take(1.0)
+        member.sums.take(1.0, digest=False)
     with pytest.raises(UsageError, match="2 gradients of 1 variables"):
         GivenGradients().add(gradients_of(0), member.trained[:1], 1)
     with pytest.raises(UsageError, match=r"inside of a tf\.function"):

@@ -124,7 +124,7 @@ def trained(shares: Sequence[Sequence[Sequence[int]]], loss: Loss = usual) -> tu
                     sums._put_back()  # and not `begin_part`, which seeds the whole process
                     loss(net, step, virtual).backward()
                     computed += 1
-                    sums.take(1.0)
+                    sums.take(1.0, digest=False)
                 again = sums.reduce(VIRTUAL)
             with torch.no_grad():
                 for parameter in net.parameters():
@@ -185,7 +185,7 @@ def test_sums_are_as_exact_as_floats() -> None:
         for virtual in range(VIRTUAL):
             sums._put_back()
             usual(net, 0, virtual).backward()
-            sums.take(1.0)
+            sums.take(1.0, digest=False)
         again = sums.reduce(VIRTUAL)
     sum(usual(other, 0, virtual) for virtual in range(VIRTUAL)).div(VIRTUAL).backward()
     for one, exact in zip(net.parameters(), other.parameters(), strict=True):
@@ -223,7 +223,7 @@ def test_what_is_not_finite_arrives_and_changes_no_scale(bad: float, seen: Calla
             for virtual in range(VIRTUAL):
                 sums._put_back()
                 loss(net, step, virtual).backward()
-                sums.take(1.0)
+                sums.take(1.0, digest=False)
             again = sums.reduce(VIRTUAL)
         grads[step], exponents[step] = last(net).bias.grad.clone(), dict(scales.exponents)
     assert torch.isfinite(grads[0]).all()
@@ -238,7 +238,7 @@ def test_a_broken_ring_voids_the_step_and_leaves_statistics_as_they_were() -> No
     while True:
         sums.begin(scales, VIRTUAL)
         usual(net, 0, 0).backward()
-        sums.take(1.0)
+        sums.take(1.0, digest=False)
         ring.size, ring.breaks = (2, True) if scales.exponents else (1, False)
         if not sums.reduce(1):
             break
@@ -253,7 +253,7 @@ def test_sparse_gradients_are_refused() -> None:
     sums.begin(Scales(), VIRTUAL)
     net(torch.tensor([1])).sum().backward()
     with pytest.raises(UsageError, match="make it dense"):
-        sums.take(1.0)
+        sums.take(1.0, digest=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -265,7 +265,7 @@ def test_gradients_of_16_bits_come_back_in_their_type(dtype: torch.dtype) -> Non
         sums.begin(scales, 2)
         for value in (1.0, 3.0):
             net(torch.full((1, 4), value, dtype=dtype)).sum().backward()
-            sums.take(1.0)
+            sums.take(1.0, digest=False)
         again = sums.reduce(2)
     assert net.weight.grad.dtype is dtype
     assert bool((net.weight.grad == 2).all())
@@ -280,7 +280,7 @@ def test_what_lies_between_two_units_goes_to_the_nearer_one() -> None:
             sums.begin(scales, 1)
             unit = 1 / units(scales.exponents.get("bias", 0), 1)
             (net.bias * torch.tensor([given[0], given[1] * unit])).sum().backward()
-            sums.take(1.0)
+            sums.take(1.0, digest=False)
             again = sums.reduce(1)
     assert net.bias.grad.tolist() == [1.0, 6 * unit]
 
@@ -310,7 +310,7 @@ def step_of(net: nn.Module, parts: int = 2) -> None:
         for _ in range(parts):
             sums.begin_part(1)
             net().backward()
-            sums.take(1.0)
+            sums.take(1.0, digest=False)
         again = sums.reduce(parts)
 
 
@@ -349,7 +349,7 @@ def test_gradients_of_an_earlier_loop_of_a_mini_batch_stay_as_they_were() -> Non
         while again:
             sums.begin(scales, 1)
             (factor * net.bias).sum().backward()
-            sums.take(1.0)
+            sums.take(1.0, digest=False)
             again = sums.reduce(1)
         kept.append(net.bias.grad)
     assert [one.item() for one in kept] == [1.0, 4.0]

@@ -15,6 +15,7 @@ from edl.errors import UsageError
 from edl.protocol.data_nouns import ITEMS, DataSpec, Lease, Range
 from edl.protocol.virtual_parts import held_by
 from edl.trainer.arrays import Arrays
+from edl.trainer.recomputed_parts import UNCHECKED, StepTrial
 from edl.trainer.virtual_steps import (
     LoadedParts,
     Scales,
@@ -84,14 +85,15 @@ class Sums:
         self.told: list[Any] = []
         self._agains = agains
 
-    def begin(self, scales: Scales, virtual: int) -> None:
+    def begin(self, scales: Scales, virtual: int, trial: StepTrial = UNCHECKED) -> None:
         self.told.append(("begin", virtual))
 
     def begin_part(self, seed: int) -> None:
         self.told.append(("part", seed))
 
-    def take(self, weight: float) -> None:
+    def take(self, weight: float, *, digest: bool) -> int:
         self.told.append(("take", weight))
+        return int(100 * weight) if digest else 0
 
     def reduce(self, computed: int) -> bool:
         self.told.append(("reduce", computed))
@@ -107,7 +109,13 @@ class Sums:
 
 def steps_with(sums: Sums, parts: Callable[[Any], VirtualParts]) -> VirtualSteps:
     port = SimpleNamespace(
-        parts_of_step=parts, adding_up=contextlib.nullcontext, step_of_all_lives=lambda: 11, tell_bits=sums.told.append
+        parts_of_step=parts,
+        adding_up=contextlib.nullcontext,
+        step_of_all_lives=lambda: 11,
+        tell_bits=sums.told.append,
+        keeps_digests=False,
+        corrupt_since=0,
+        trial=lambda batch, parts: UNCHECKED,
     )
     return VirtualSteps(sums, Arrays(), port, 4)
 

@@ -1,0 +1,155 @@
+"""The parts of a trainer's steps in a job with virtual workers: its own, and those of others that it computes again.
+
+Owns: looking them up in the leases, and which of them a script can be given. Does not own: which parts a step has and
+who has which (`edl.protocol.virtual_parts`), which are computed again (`edl.core.worker.compute_check`), nor computing
+them (`edl.trainer.virtual_steps`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from edl.core.worker.compute_check import ComputeVerdict, Recomputed, recomputed
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.worker_machine import WorkerMachine
+from edl.errors import UsageError
+from edl.protocol.data_nouns import Lease
+from edl.trainer.data.sample_ids import Ids, SampleIds
+from edl.trainer.recomputed_parts import UNCHECKED, StepTrial
+from edl.trainer.virtual_steps import (
+    LOADING,
+    LoadedParts,
+    PartLoad,
+    VirtualParts,
+    loads,
+    parts_of,
+    rehearsed,
+    rows_of,
+    stand_ins,
+)
+
+GIVE_IDS: Final = (
+    "--verify-compute: a part of another worker needs its samples: give edl.microbatches the ids of "
+    "elastic_shard_generator().batches(n) as they come, or iterate an edl.ElasticDataLoader, or start the job without "
+    "--verify-compute"
+)
+OF_STREAM: Final = (
+    "--verify-compute: a stream's items are at one worker only, so no other one can compute its part again: start the "
+    "job without --verify-compute"
+)
+
+
+class StepParts:
+    def __init__(
+        self,
+        machine: WorkerMachine,
+        leases: LeaseBuffer,
+        steps_before: Callable[[], int],
+        judge: Callable[[ComputeVerdict], None],
+    ) -> None:
+        """`steps_before`: of earlier lives. `judge` acts on parts that come out otherwise the second time."""
+        self._machine, self._leases = machine, leases
+        self._steps_before, self._judge = steps_before, judge
+        self.virtual = 0  # virtual workers of the job
+
+    @property
+    def _step(self) -> int:
+        """Return the number of the mini-batch being worked on, in this life."""
+        return self._machine.step + 1
+
+    def of_step(self, batch: Any, *, rehearses: bool) -> VirtualParts:
+        """Return this worker's parts of the mini-batch being worked on. Raises UsageError."""
+        spec = self._machine.opened
+        if spec is None:
+            raise UsageError(
+                "edl.microbatches(): virtual workers take their samples from edl.elastic_shard_generator() or "
+                "edl.ElasticDataLoader: iterate one of them, or start the job without --virtual-workers"
+            )
+        if rehearses:
+            return rehearsed(spec, rows_of(batch))
+        lease = self._leases.at(self._step)
+        if lease is None:
+            raise UsageError(
+                f"edl.microbatches(): step {self._step} has no mini-batch yet; call it in the loop over samples"
+            )
+        parts = parts_of(spec, lease, self._step)
+        return parts if parts.parts else stand_ins(spec, parts, rows_of(batch))
+
+    def loads_of(self, ids: Ids, *, rehearses: bool) -> list[PartLoad]:
+        """Return what the parts of the mini-batch being worked on are loaded from; those of others that this worker
+        may compute again, too.
+        """
+        parts, lease = self.of_step(ids, rehearses=rehearses), self._leases.at(self._step)
+        return [*loads(parts, ids), *self._loads_again(parts, lease, self._step)]
+
+    def loads_coming(self, count: int) -> list[PartLoad]:
+        """Return the next `count` parts after this step, of its epoch, as far as they are leased."""
+        found: list[PartLoad] = []
+        step, spec = self._step, self._machine.opened
+        now = self._leases.at(step)
+        while spec is not None and now is not None and len(found) < count:
+            step += 1
+            lease = self._leases.wanted_at(step)
+            if lease is None or lease.epoch != now.epoch:
+                break
+            parts = parts_of(spec, lease, step)
+            found += [*loads(parts, self._ids(lease, step)), *self._loads_again(parts, lease, step)]
+        return found
+
+    # ------------------------------------------------------------------------------------------- what is computed again
+
+    @property
+    def _share(self) -> float:
+        return self._machine.unusual.checking.compute
+
+    def trial(self, batch: Any, parts: VirtualParts) -> StepTrial:
+        """Return what is computed again of the mini-batch being worked on. Raises UsageError."""
+        if not self._share:
+            return UNCHECKED
+        lease, rank = self._leases.at(self._step), self._machine.rank
+        if lease is None or not parts.counts:
+            return StepTrial((), rank, self.virtual, self._judge)
+        if lease.by_shard:
+            raise UsageError(OF_STREAM)
+        if not (isinstance(batch, LoadedParts) or self._are_ids(batch, lease)):
+            raise UsageError(GIVE_IDS)
+        return StepTrial(self._recomputed(parts, lease, self._step), rank, self.virtual, self._judge)
+
+    def _are_ids(self, batch: Any, lease: Lease) -> bool:
+        return isinstance(batch, np.ndarray) and np.array_equal(batch, self._ids(lease, self._step))
+
+    def ids_of(self, virtual: int) -> Ids:
+        """Return the samples of a virtual worker, of any worker's, in the mini-batch being worked on."""
+        lease = self._leases.at(self._step)
+        assert lease is not None  # its parts are computed
+        return self._ids_of(virtual, lease, self._step)
+
+    def _recomputed(self, parts: VirtualParts, lease: Lease, step: int) -> list[Recomputed]:
+        """Return the parts of a step that are computed a second time, and have samples."""
+        if not self._share or not parts.counts:
+            return []
+        bounds, of_all_lives = lease.bounds_of_all(step), self._steps_before() + step
+        found = recomputed(parts.place.seed, of_all_lives, self.virtual, self._machine.size, self._share)
+        return [one for one in found if bounds[one.virtual + 1] > bounds[one.virtual]]
+
+    def _loads_again(self, parts: VirtualParts, lease: Lease | None, step: int) -> list[PartLoad]:
+        if lease is None:
+            return []
+        rank, place = self._machine.rank, parts.place
+        again = [one.virtual for one in self._recomputed(parts, lease, step) if rank in {one.checker, one.third}]
+        keys = [(virtual, (place.epoch, place.number, virtual)) for virtual in again]
+        return [
+            PartLoad(key, self._ids_of(virtual, lease, step), place.seed_of(virtual, LOADING)) for virtual, key in keys
+        ]
+
+    def _ids_of(self, virtual: int, lease: Lease, step: int) -> Ids:
+        return self._ids(msgspec.structs.replace(lease, part=(virtual, virtual + 1, self.virtual)), step)
+
+    def _ids(self, lease: Lease, step: int) -> Ids:
+        spec = self._machine.opened
+        assert spec is not None  # it has leases
+        return SampleIds().of(spec, lease, step)
