@@ -80,9 +80,10 @@ class PartNotes:
             return None
         end = len(told) - self._trial.length
         self._scales.hear_differing(told[numbers + 1 : end])
-        if self._trial.hear(told[end:]):
-            self.again = True
-        return [TimesGiven(*told[start : start + LANES]) for start in range(0, numbers, LANES)]
+        found = [TimesGiven(*told[start : start + LANES]) for start in range(0, numbers, LANES)]
+        if self._trial.length:
+            self.again = self._trial.hear(told[end:], finite=all(one.filling is None for one in found))
+        return found
 
     def agree(
         self, parameters: Sequence[str], statistics: Sequence[str], largest: Callable[[Sequence[int]], Sequence[int]]

@@ -21,14 +21,26 @@ class StepTrial:
     """The tries of one step to compute its parts, on one worker."""
 
     def __init__(
-        self, parts: Sequence[Recomputed], rank: int, virtual: int, judge: Callable[[ComputeVerdict], None]
+        self,
+        parts: Sequence[Recomputed],
+        rank: int,
+        virtual: int,
+        judge: Callable[[ComputeVerdict], None],
+        if_not_finite: Sequence[Recomputed] = (),
     ) -> None:
-        """`virtual`: how many virtual workers have a place among the numbers. `judge` acts on what is found."""
+        """`virtual`: how many virtual workers have a place among the numbers. `judge` acts on what is found.
+        `if_not_finite`: what is computed again where the sums are not finite, as after a flipped exponent: once all
+        workers have taken over such sums, none differs from the others any more.
+        """
+        self._if_not_finite = if_not_finite
         self.length = virtual * ROLES * WORDS
-        self._parts, self._rank, self._judge = parts, rank, judge
-        self._of = {one.virtual for one in parts}
+        self._rank, self._judge = rank, judge
+        self._take(parts)
         self._mine: dict[int, PartDigests] = {}
         self._first: dict[int, PartDigests] | None = None  # what all have found in the first try, once they differ
+
+    def _take(self, parts: Sequence[Recomputed]) -> None:
+        self._parts, self._of = parts, {one.virtual for one in parts}
 
     def begin(self) -> None:
         """Begin a try."""
@@ -58,10 +70,13 @@ class StepTrial:
         digests = [one for virtual in range(places) for one in self._mine.get(virtual, NONE)]
         return list(struct.unpack(f"<{self.length}i", struct.pack(f"<{len(digests)}Q", *digests)))
 
-    def hear(self, told: Sequence[int]) -> bool:
-        """Hear what all have found. True: the step is to be computed once more. `judge` may raise."""
+    def hear(self, told: Sequence[int], *, finite: bool) -> bool:
+        """Hear what all have found, and whether their sums are finite. True: the step is to be computed once more.
+        `judge` may raise.
+        """
         if not self._parts:
-            return False
+            self._take(() if finite else self._if_not_finite)
+            return bool(self._parts)
         digests = struct.unpack(f"<{len(told) // WORDS}Q", struct.pack(f"<{len(told)}i", *told))
         heard = {
             number: PartDigests(*digests[number * ROLES : number * ROLES + ROLES])

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from edl.core.worker.compute_check import ComputeVerdict, Recomputed, recomputed
+from edl.core.worker.compute_check import ComputeVerdict, Recomputed, recomputed, rounds
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.errors import UsageError
@@ -117,7 +117,9 @@ class StepParts:
             raise UsageError(OF_STREAM)
         if not (isinstance(batch, LoadedParts) or self._are_ids(batch, lease)):
             raise UsageError(GIVE_IDS)
-        return StepTrial(self._recomputed(parts, lease, self._step), rank, self.virtual, self._judge)
+        found = self._recomputed(parts, lease, self._step)
+        besides = [] if isinstance(batch, LoadedParts) else self._with_samples(parts, lease, self._step, 1)
+        return StepTrial(found, rank, self.virtual, self._judge, besides)
 
     def _are_ids(self, batch: Any, lease: Lease) -> bool:
         return isinstance(batch, np.ndarray) and np.array_equal(batch, self._ids(lease, self._step))
@@ -129,11 +131,15 @@ class StepParts:
         return self._ids_of(virtual, lease, self._step)
 
     def _recomputed(self, parts: VirtualParts, lease: Lease, step: int) -> list[Recomputed]:
-        """Return the parts of a step that are computed a second time, and have samples."""
+        """Return the parts of a step that are computed a second time."""
         if not self._share or not parts.counts:
             return []
+        count = rounds(parts.place.seed, self._steps_before() + step, self.virtual, self._machine.size, self._share)
+        return self._with_samples(parts, lease, step, count) if count else []
+
+    def _with_samples(self, parts: VirtualParts, lease: Lease, step: int, count: int) -> list[Recomputed]:
         bounds, of_all_lives = lease.bounds_of_all(step), self._steps_before() + step
-        found = recomputed(parts.place.seed, of_all_lives, self.virtual, self._machine.size, self._share)
+        found = recomputed(parts.place.seed, of_all_lives, self.virtual, self._machine.size, count)
         return [one for one in found if bounds[one.virtual + 1] > bounds[one.virtual]]
 
     def _loads_again(self, parts: VirtualParts, lease: Lease | None, step: int) -> list[PartLoad]:

@@ -70,10 +70,10 @@ def rounds(seed: int, step: int, virtual: int, size: int, share: float) -> int:
     return (step * a_step + phase) // whole - ((step - 1) * a_step + phase) // whole
 
 
-def recomputed(seed: int, step: int, virtual: int, size: int, share: float) -> list[Recomputed]:
-    """Return the parts of `step` that are computed again in a ring of this size."""
+def recomputed(seed: int, step: int, virtual: int, size: int, count: int) -> list[Recomputed]:
+    """Return the parts of `step` that are computed again in a ring of this size: `count` of each worker."""
     found = []
-    for rank in range(size if (count := rounds(seed, step, virtual, size, share)) else 0):
+    for rank in range(size if count and size > 1 else 0):
         first, last = held_by(rank, size, virtual)
         held = last - first
         begin = _drawn(seed, step, rank) % held if held else 0
