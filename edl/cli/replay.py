@@ -29,7 +29,7 @@ from edl.launch.job_records import LaunchRecord, find
 from edl.trainer.data.audit_files import read
 
 DIFFERS = 1
-NEVER = "1000000000steps"  # so the job that replays saves nothing while it does
+NEVER = "999999999steps"  # so the job that replays saves nothing while it does
 
 
 def replay(arguments: argparse.Namespace) -> int:

@@ -137,7 +137,8 @@ def main() -> int:
                     print(json.dumps(found[-1]), flush=True)
             begun = job.stable()["step"]
             job.corrupted()
-            job.at_step(begun + options.steps)
+            for steps in range(0, options.steps, 500):
+                job.at_step(begun + min(steps + 500, options.steps))
             false = len(job.corrupted())
         finally:
             job.launcher.terminate()

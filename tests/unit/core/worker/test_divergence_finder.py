@@ -16,6 +16,7 @@ from edl.core.worker.divergence_finder import (
     at_end,
     difference,
     ended_in,
+    is_corrupt,
     is_proven,
     next_check,
     outcome,
@@ -231,6 +232,32 @@ def test_newcomers_are_given_the_state_again_once_and_then_they_go(
     assert outcome(msgspec.structs.replace(found, newcomers=False, at_end=True), policy) is Consequence.FAIL
 
 
+@pytest.mark.parametrize(
+    ("ranks", "plain", "new", "compute", "expected"),
+    [
+        ("aab", False, False, 0.01, True),
+        ("aab", False, False, 0.0, False),  # it is not asked for
+        ("aab", True, False, 0.01, False),  # a script has set it
+        ("aab", False, True, 0.01, False),  # it may be how the newcomer got its state
+        ("ab", False, False, 0.01, False),  # either may be wrong
+    ],
+)
+def test_what_differs_on_few_counts_as_an_error_of_hardware_where_it_is_looked_for(
+    ranks: str, plain: bool, new: bool, compute: float, expected: bool
+) -> None:
+    states = [[Fingerprint("rate", ord(one), one if plain else "")] for one in ranks]
+    found = difference(states, [new and one == "b" for one in ranks])
+    assert found is not None
+    assert is_corrupt(found, compute) is expected
+
+
+@pytest.mark.parametrize("policy", list(OnDivergence))
+def test_who_is_wrong_goes_and_where_that_is_not_known_the_job_goes_on(policy: OnDivergence) -> None:
+    found = msgspec.structs.replace(FOUND, corrupt=True, majority=True)
+    assert outcome(found, policy) is Consequence.PART
+    assert outcome(msgspec.structs.replace(found, majority=False), policy) is Consequence.TELL
+
+
 # --------------------------------------------------------------------------------------------------- their leader
 
 
@@ -293,6 +320,44 @@ def test_newcomers_that_differ_go_and_the_others_train_on() -> None:
     planned = job.orders("w0").assignment
     assert planned is not None
     assert planned.place.size == 1
+
+
+PART = msgspec.structs.replace(
+    FOUND, step=201, first="the part of virtual worker 3", corrupt=True, virtual=3, majority=True
+)
+
+
+def test_a_worker_that_computed_wrongly_goes_and_others_may_come() -> None:
+    job = training(OnDivergence.FAIL)
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 200, diverged=PART)
+    (lost,) = [event.fact.details() for event in job.told if event.fact.kind is Kind.WORKER_LOST]
+    assert (lost["worker"], lost["cause"]) == ("w1", "corrupted")
+    (corrupted,) = [event.fact.details() for event in job.told if event.fact.kind is Kind.CORRUPTED]
+    assert {name: corrupted[name] for name in ("worker", "certain", "after_step", "virtual_worker")} == {
+        "worker": "w1", "certain": True, "after_step": 200, "virtual_worker": 3,
+    }  # fmt: skip
+    assert "w1 computed wrongly, as a third worker has shown" in corrupted["told"]
+    assert not job.kinds().count("diverged")
+    assert not job.machine.record.trials.parted
+
+
+def test_a_state_that_only_one_has_is_told_as_both() -> None:
+    job = training(OnDivergence.FAIL)
+    job.see("w0", Phase.TRAINING, 1, 200, diverged=msgspec.structs.replace(FOUND, corrupt=True, majority=True))
+    assert (job.kinds().count("diverged"), job.kinds().count("corrupted")) == (1, 1)
+    assert job.machine.record.state is not JobState.FAILED
+
+
+def test_of_two_workers_both_are_told_and_the_job_goes_on() -> None:
+    job = training(OnDivergence.FAIL)
+    both = msgspec.structs.replace(PART, majority=False, workers=("w0", "w1"))
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 200, diverged=both)
+    told_of = [event.fact.details() for event in job.told if event.fact.kind is Kind.CORRUPTED]
+    assert [(one["worker"], one["certain"]) for one in told_of] == [("w0", False), ("w1", False)]
+    assert job.machine.record.state is JobState.RUNNING
+    assert not job.kinds().count("worker_lost")
 
 
 def test_where_too_few_would_be_left_the_job_fails_with_the_reason() -> None:
