@@ -93,6 +93,7 @@ class TorchPartSums:
         self._total = torch.zeros(0, dtype=torch.int32)
         self._pieces: list[torch.Tensor] = []  # of it, one for each tensor
         self._arrays: list[Any] = []  # the same, in main memory
+        self._units: list[float] = []  # in 1.0, of each of these in this step
         self._means = torch.zeros(0)
         self._rounded = torch.zeros(1)
         self._whole = torch.zeros(1, dtype=torch.int32)
@@ -122,6 +123,7 @@ class TorchPartSums:
         self._empty = True
         short = any(name not in scales.exponents for name in self._parameters)
         self._notes = PartNotes(scales, known, short=short, trial=trial)
+        self._units = [units(scales.exponents[name], virtual) for name in known]
         shapes = [tensors[name].shape for name in known]
         if (known, shapes, self._notes.length) != (self._layout.names, self._layout.shapes, self._layout.notes):
             self._lay_out(known, [tensors[name] for name in known])
@@ -172,6 +174,11 @@ class TorchPartSums:
         found = of_all(fingerprints(given.items())) if digest else 0
         if not weight:
             return found
+        if list(given) == self._layout.names and not self._notes.short and all(map(_is_plain, given.values())):
+            for number, (name, one) in enumerate(given.items()):  # what nearly all parts are
+                self._notes.note(name, self._add_plain(number, one, weight) * weight, is_whole=False)
+            self._empty = False
+            return found
         extremes: list[tuple[str, torch.return_types.aminmax]] = []
         largest: dict[str, float] = {}
         for number, name in enumerate(self._layout.names):
@@ -191,8 +198,7 @@ class TorchPartSums:
 
     def _add_plain(self, number: int, given: torch.Tensor, weight: float) -> float:
         """Add a tensor in main memory; return its largest element."""
-        factor = weight * units(self._scales.exponents[self._layout.names[number]], self._virtual)
-        return add_rounded(given.detach().numpy(), self._arrays[number], factor, self._empty)
+        return add_rounded(given.detach().numpy(), self._arrays[number], weight * self._units[number], self._empty)
 
     def _add(self, number: int, given: torch.Tensor, weight: float) -> Iterator[torch.return_types.aminmax]:
         """Add a tensor in pieces that stay in a cache. Yields the extremes of each."""
@@ -203,7 +209,7 @@ class TorchPartSums:
             target.copy_(source) if self._empty else target.add_(source)
             return
         source = source.float() if source.dtype.itemsize < torch.float32.itemsize else source
-        factor = weight * units(self._scales.exponents[self._layout.names[number]], self._virtual)
+        factor = weight * self._units[number]
         size = len(self._rounded)
         for piece, into in zip(torch.split(source, size), torch.split(target, size), strict=True):
             yield torch.aminmax(piece)
@@ -231,6 +237,8 @@ class TorchPartSums:
 
     def _check_buffers(self) -> None:
         """Raise UsageError for a buffer that a forward pass has changed in a way that has no sum."""
+        if not (self._statistics or self._flags):
+            return
         for name, tensor in self._named():
             if name in self._statistics and self._statistics[name].buffer is not tensor:
                 raise UsageError(f"the model assigns its buffer {name} anew: {IN_PLACE}")

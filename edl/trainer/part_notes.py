@@ -43,12 +43,19 @@ class PartNotes:
         self.again = False  # parts came out otherwise the second time: the step is computed once more
         self._scales = scales
         self._lanes = {name: [0] * LANES for name in names}
-        self._needs: dict[str, int] = {}  # exponents, by what was given
+        self._limits = {name: math.ldexp(1.0, scales.exponents[name]) for name in names}
+        self._largest: dict[str, float] = {}  # of what was given, and is within its limit
+        self._needs: dict[str, int] = {}  # exponents, by all else that was given
 
     def note(self, name: str, largest: float, *, is_whole: bool) -> None:
         """Note the largest that was given of a tensor, and whether its scale suffices. What is not finite needs none:
         the sum tells that it was there.
         """
+        if not is_whole and largest < self._limits.get(name, 0.0):
+            self._lanes[name][0] += 1
+            if largest > self._largest.get(name, -1.0):
+                self._largest[name] = largest
+            return
         finite = math.isfinite(largest)
         need = WHOLE if is_whole else needed(largest) if finite else SMALLEST
         self._needs[name] = max(need, self._needs.get(name, ABSENT))
@@ -101,10 +108,15 @@ class PartNotes:
         self._scales.hear_differing(
             [int(one != -other) for one, other in zip(most[: len(marks)], most[len(marks) :], strict=True)]
         )
-        agreed = largest([self._needs.get(name, ABSENT) for name in names])
+        agreed = largest([self._need(name) for name in names])
         updated = set(parameters)
         for name, need in zip(names, agreed, strict=True):
             if need > ABSENT:
                 self._scales.exponents[name] = need
             elif name in updated:
                 self._scales.exponents.setdefault(name, SMALLEST)
+
+    def _need(self, name: str) -> int:
+        """Return the exponent that this worker needs for a tensor; ABSENT: it has given none."""
+        within = self._largest.get(name)
+        return max(self._needs.get(name, ABSENT), ABSENT if within is None else needed(within))
