@@ -54,6 +54,7 @@ from edl.trainer.exit_paths import Leaving, leave_on_sigterm, note_failures, spa
 from edl.trainer.first_state import FirstState, life_begun
 from edl.trainer.framework_port import Framework
 from edl.trainer.limb_agreement import LimbAgreement, LimbWorld
+from edl.trainer.part_finder import PartFinder
 from edl.trainer.rates.factors import EVERY, RateFactors
 from edl.trainer.rates.rate_factors import AnySchedule, Rule
 from edl.trainer.rates.tuner import RateTuner
@@ -65,7 +66,6 @@ from edl.trainer.script_metrics import ScriptMetrics
 from edl.trainer.script_position import ScriptStanding
 from edl.trainer.shared_evaluation import Work
 from edl.trainer.step_end import BatchEnds
-from edl.trainer.step_parts import StepParts
 from edl.trainer.virtual_steps import NAME as VIRTUAL
 from edl.trainer.virtual_steps import PartLoad, VirtualParts, VirtualSteps
 from edl.trainer.wait_bounds import RingWatch
@@ -135,7 +135,7 @@ class Trainer:
         self._saved = False  # the job is
         self._left = False
         self._virtual: VirtualSteps | None = None
-        self._parts = StepParts(self._machine, self._leases, lambda: self.steps_before, self._ends.judge)
+        self._parts = PartFinder(self._machine, self._leases, lambda: self.steps_before, self._ends.judge)
         self.imports_only = False  # this process imports the script of the one that has spawned it, or has done so
 
     # ------------------------------------------------------------------------------------------- begin and end

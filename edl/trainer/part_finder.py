@@ -43,7 +43,7 @@ OF_STREAM: Final = (
 )
 
 
-class StepParts:
+class PartFinder:
     def __init__(
         self,
         machine: WorkerMachine,
