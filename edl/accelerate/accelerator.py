@@ -26,7 +26,7 @@ from accelerate.utils import recursively_apply, send_to_device
 import edl.torch as elastic
 from edl.accelerate.shared_loader import EvaluationRound, SharedLoader, joined, lengths, padded, told_by_all
 from edl.torch.batches import ElasticBatches
-from edl.torch.loader_conversion import converted
+from edl.torch.loader_conversion import check_no_parts, converted
 from edl.torch.loop_collectives import LoopCollectives
 from edl.torch.shared_batches import shared_batches
 from edl.torch.torch_process import framework
@@ -76,6 +76,7 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         if not seat.began:
             elastic.init()
         seat.check_alone("Accelerator")
+        check_no_parts()
         super().__init__(*args, **kwargs)
         self._words = LoopCollectives(framework, seat, lambda: seat.evaluate_shared if self._stands() else None)
         log_by_rank(lambda: self.is_main_process, seat.rank)

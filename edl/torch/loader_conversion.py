@@ -99,6 +99,15 @@ class StepParts:
         return self.loader.dataset
 
 
+def check_no_parts() -> None:
+    """Raise UsageError in a job with virtual workers."""
+    if trainer.virtual:
+        raise UsageError(
+            "a loop that ends steps by itself cannot take the parts of virtual workers: start it without "
+            "--virtual-workers, or write the loop over an edl.ElasticDataLoader and edl.microbatches(batch)"
+        )
+
+
 def converted(
     loader: object, parts: int, seed: int, order: Order | None = None, *, as_it_counts: bool = False
 ) -> StepParts:
@@ -108,11 +117,7 @@ def converted(
 
     Raises UsageError for what cannot be: the sampler chooses the samples itself, say.
     """
-    if trainer.virtual:
-        raise UsageError(
-            "a loop that ends steps by itself cannot take the parts of virtual workers: start it without "
-            "--virtual-workers, or write the loop over an edl.ElasticDataLoader and edl.microbatches(batch)"
-        )
+    check_no_parts()
     if isinstance(loader, ElasticDataLoader):
         if parts > 1:
             raise UsageError(

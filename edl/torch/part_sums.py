@@ -175,8 +175,8 @@ class TorchPartSums:
         if not weight:
             return found
         if list(given) == self._layout.names and not self._notes.short and all(map(_is_plain, given.values())):
-            for number, (name, one) in enumerate(given.items()):  # what nearly all parts are
-                self._notes.note(name, self._add_plain(number, one, weight) * weight, is_whole=False)
+            for number, (name, tensor) in enumerate(given.items()):  # what nearly all parts are
+                self._notes.note(name, self._add_plain(number, tensor, weight) * weight, is_whole=False)
             self._empty = False
             return found
         extremes: list[tuple[str, torch.return_types.aminmax]] = []

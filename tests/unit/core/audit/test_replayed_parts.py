@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from edl.core.audit.kept_steps import WorkerAudit
 from edl.core.audit.replayed_parts import PartKey, ReplayedPart, compared, digests_of
-from edl.protocol.audit_lines import DataEnded, PartsComputed, decoded, encoded
+from edl.protocol.audit_lines import DataEnded, Line, PartsComputed, decoded, encoded
 
 
 def audit(worker: str, *lines: PartsComputed) -> WorkerAudit:
-    read = decoded(b"".join(map(encoded, [*lines, DataEnded(1, 9)])))
-    return WorkerAudit(worker, "j", read)
+    written: list[Line] = [*lines, DataEnded(1, 9)]
+    return WorkerAudit(worker, "j", decoded(b"".join(map(encoded, written))))
 
 
 def test_parts_of_all_workers_are_compared_with_those_of_the_one_that_replays() -> None:
