@@ -84,7 +84,7 @@ def step(options: argparse.Namespace) -> tuple[bool, list[Row]]:
                     "median ratio": round(float(np.median(ratios[1:])), 3),
                     "of processor time": round(cpu[0], 3),
                     "its standard error": round(cpu[1], 3),
-                    **{f"{way}, kB sent in a step": round(statistics.mean(noted[way]["kb"]), 1) for way in WAYS},
+                    **{f"{way}, kB sent in a step": round(statistics.median(noted[way]["kb"]), 1) for way in WAYS},
                 }
             )
             shown(rows[-1], options)

@@ -42,10 +42,6 @@ class StepTrial:
     def _take(self, parts: Sequence[Recomputed]) -> None:
         self._parts, self._of = parts, {one.virtual for one in parts}
 
-    def begin(self) -> None:
-        """Begin a try."""
-        self._mine = {}
-
     def is_due(self, virtual: int) -> bool:
         return virtual in self._of
 

@@ -304,7 +304,6 @@ class VirtualSteps:
         again, keeps = True, self._port.keeps_digests and found.counts
         while again:
             sums.begin(self.scales, self._virtual, trial)
-            trial.begin()
             digests = []
             for part in found.parts:
                 sums.begin_part(found.place.seed_of(part.virtual, call))

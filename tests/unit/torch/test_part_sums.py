@@ -14,6 +14,7 @@ from torch import nn
 from edl.core.worker.fixed_point import units
 from edl.errors import RingBroken, UsageError
 from edl.torch.part_sums import TorchPartSums
+from edl.trainer.recomputed_parts import StepTrial
 from edl.trainer.virtual_steps import Scales
 
 VIRTUAL = 6
@@ -353,3 +354,48 @@ def test_gradients_of_an_earlier_loop_of_a_mini_batch_stay_as_they_were() -> Non
             again = sums.reduce(1)
         kept.append(net.bias.grad)
     assert [one.item() for one in kept] == [1.0, 4.0]
+
+
+class Doubting(StepTrial):
+    """Asks for so many tries more."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__((), 0, 1, lambda _: None)
+        self.left = more
+
+    def hear(self, told: Sequence[int], *, finite: bool) -> bool:
+        assert finite
+        assert list(told) == self.told()
+        self.left -= 1
+        return self.left >= 0
+
+
+def test_a_step_that_is_doubted_is_summed_once_more_and_what_was_computed_for_others_is_not_added() -> None:
+    net, alone = model(), model()
+    found = {}
+    for tried, more in ((net, 1), (alone, 0)):
+        sums, _ = sums_of(tried, SumRing(1))
+        scales, trial, digests, rounds = Scales(), Doubting(more), [], 0
+        again = True
+        while again:
+            rounds += 1
+            sums.begin(scales, VIRTUAL, trial)
+            for virtual, weight in ((0, 1.0), (1, 0.0)):
+                sums._put_back()
+                usual(tried, 1, virtual).backward()
+                digests.append(sums.take(weight, digest=True))
+            again = sums.reduce(VIRTUAL)
+        assert rounds == 2 + more  # the first has no scales
+        assert len(set(digests)) == 2
+        assert digests[:2] == digests[2:4]
+        found[more] = [one.grad.tolist() for one in tried.parameters() if one.grad is not None]
+    assert found[0] == found[1]
+    sums, _ = sums_of(alone, SumRing(1))
+    scales = Scales()
+    for _ in range(2):
+        sums.begin(scales, VIRTUAL)
+        usual(alone, 1, 0).backward()
+        sums.take(1.0, digest=False)
+        sums.reduce(VIRTUAL)
+    only = [one.grad.tolist() for one in alone.parameters() if one.grad is not None]
+    assert only == found[0]

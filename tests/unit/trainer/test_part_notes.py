@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from edl.core.worker.compute_check import recomputed
 from edl.errors import UsageError
 from edl.trainer.part_notes import PartNotes
+from edl.trainer.recomputed_parts import StepTrial
 from edl.trainer.virtual_steps import Scales
 
 
@@ -73,3 +75,33 @@ def test_what_is_told_comes_back() -> None:
     assert bias.filling == math.inf
     notes.note("bias", 9.0, is_whole=False)
     assert notes.hear(notes.told()) is None, "its scale does not suffice"
+
+
+def test_what_is_as_large_as_the_limit_does_not_fit() -> None:
+    for size, short in ((8.0, True), (math.nextafter(8.0, 0.0), False)):
+        scales = Scales({})
+        scales.exponents = {"weight": 3}
+        notes = PartNotes(scales, ["weight"], short=False)
+        notes.note("weight", size, is_whole=False)
+        assert notes.short is short
+
+
+def test_a_tensor_whose_scale_sufficed_gets_the_one_that_it_needs_too() -> None:
+    scales = Scales({})
+    scales.exponents = {"weight": 9, "bias": 3}
+    notes = PartNotes(scales, ["weight", "bias"], short=False)
+    for name, size in (("weight", 3.0), ("weight", 0.1), ("bias", 20.0), ("bias", 1.0)):
+        notes.note(name, size, is_whole=False)
+    agreed([notes], [["weight", "bias"]])
+    assert scales.exponents == {"weight": 3, "bias": 6}
+
+
+@pytest.mark.parametrize("size", [1.0, math.inf])
+def test_a_sum_that_is_not_finite_is_looked_at_again(size: float) -> None:
+    scales = Scales({})
+    scales.exponents = {"weight": 3}
+    trial = StepTrial((), 0, 8, lambda _: None, recomputed(5, 3, 8, 3, 1))
+    notes = PartNotes(scales, ["weight"], short=False, trial=trial)
+    notes.note("weight", size, is_whole=False)
+    assert notes.hear(notes.told()) is not None
+    assert notes.again is not math.isfinite(size)

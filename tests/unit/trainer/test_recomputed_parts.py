@@ -30,7 +30,6 @@ class Step:
         trials = [StepTrial(parts, rank, VIRTUAL, self.judged.append, besides) for rank in range(size)]
         for number, is_finite in enumerate(finite):
             for rank, trial in enumerate(trials):
-                trial.begin()
                 for virtual in range(*held_by(rank, size, VIRTUAL)):
                     trial.note(virtual, digest(rank, virtual, number), own=True)
                 for virtual in trial.more:
@@ -91,7 +90,6 @@ def test_of_two_workers_both_are_told() -> None:
 def test_a_worker_that_computed_nothing_is_not_suspected() -> None:
     parts, judged = PARTS, []
     trial = StepTrial(parts, 0, VIRTUAL, judged.append)
-    trial.begin()
     trial.note(parts[0].virtual, 5, own=True)
     assert not trial.hear(trial.told(), finite=True)
     assert not judged

@@ -107,3 +107,11 @@ def test_what_agrees_or_was_not_computed_shows_nothing() -> None:
     for digest in (PartDigests(5, 5), PartDigests(5, 0), PartDigests(0, 5), PartDigests()):
         assert verdict([one], {one.virtual: digest}, {}) is None
     assert verdict([one], {}, {}) is None
+
+
+def test_a_worker_that_is_shown_to_be_wrong_is_no_suspect_besides() -> None:
+    one, other, *_ = sorted(PARTS, key=lambda part: part.holder)
+    first = {one.virtual: PartDigests(1, 2), other.virtual: PartDigests(3, 4)}
+    found = verdict([one, other], first, {one.virtual: PartDigests(1, 2, 2), other.virtual: PartDigests(3, 4, 5)})
+    assert found is not None
+    assert (found.wrong, found.suspects) == ((one.holder,), (other.holder,))
