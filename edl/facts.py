@@ -313,7 +313,7 @@ class WorkersDiverged(Fact, frozen=True, kw_only=True):
 
 
 class WorkerCorrupted(Fact, frozen=True, kw_only=True):
-    """A worker has computed other numbers than two others; or than one other, and either may be wrong."""
+    """A worker has computed other numbers than two others, or than one other."""
 
     kind = Kind.CORRUPTED
     worker: str

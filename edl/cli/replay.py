@@ -29,7 +29,7 @@ from edl.launch.job_records import LaunchRecord, find
 from edl.trainer.data.audit_files import read
 
 DIFFERS = 1
-NEVER = "999999999steps"  # so the job that replays saves nothing while it does
+SELDOM = "999999999steps"  # so the job that replays saves nothing while it does
 
 
 def replay(arguments: argparse.Namespace) -> int:
@@ -107,7 +107,7 @@ def _run(record: LaunchRecord, path: str, step: int, folder: Path) -> int:
     flags += ["--ring", record.ring, "--audit", str(folder / "audit"), "--warm-starts", "off"]
     flags += ["--local-coordinator", "embedded"]
     if path:
-        flags += ["--checkpoint", str(folder / "saved"), "--checkpoint-every", NEVER, "--resume", path]
+        flags += ["--checkpoint", str(folder / "saved"), "--checkpoint-every", SELDOM, "--resume", path]
     environ = {**scrubbed(os.environ, credentials=True), "EDL_HOME": str(folder), "EDL_REPLAY": str(step)}
     line = [sys.executable, "-m", "edl", "run", *flags, "--", *record.command]
     return subprocess.run(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pace import patient
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 JOBS = Path(__file__).parent / "jobs"
 QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -97,7 +97,7 @@ def test_a_job_without_what_a_replay_needs_says_so(edl, tmp_path) -> None:
 
 
 def test_a_worker_that_computes_wrongly_is_expelled_and_the_job_goes_on(edl, tmp_path) -> None:
-    flags = ("-np", "3", "--verify-compute", "25%", "--check-weights", "0")
+    flags = ("-np", "3", "--verify-compute", "25%", "--check-weights", "0", "--max-restarts", "3")
     job = start(edl, tmp_path / "out", "flipped_bits.py", "--pace", "0.02", flags=flags)
     status = at_step(edl, 80, 3)  # states are compared after the first steps, and not any more
     victim = status["workers"][1]

@@ -1,6 +1,6 @@
 """Single flipped bits on one of three workers: how many `--verify-compute` notices, and whom it expels.
 
-    python -m tests.soaks.flipped_bits [--flips 200] [--kinds weight gradient moment] [--steps 10000] [--share 1%]
+    python -m tests.soaks.flipped_bits [--flips 24] [--kinds weight gradient moment] [--steps 10000] [--share 1%]
         [--ring torch] [--within 100] [--seed 0] [--json]
 
 One job of three workers trains with eight virtual ones. Again and again a random bit of a random element is flipped on
@@ -118,7 +118,7 @@ def flipped(job: FlippingJob, number: int, kind: str, source: random.Random, opt
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flips", type=int, default=200)
+    parser.add_argument("--flips", type=int, default=24)
     parser.add_argument("--kinds", nargs="+", default=["weight", "gradient", "moment"])
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--share", default="1%")

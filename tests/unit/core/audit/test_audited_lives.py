@@ -255,7 +255,7 @@ def test_a_worker_writes_which_life_it_is_of(tmp_path: Path) -> None:
 def test_a_file_of_the_version_without_lives_is_read(tmp_path: Path) -> None:
     (tmp_path / "audit-w.jsonl").write_text('["began",1,"j","w"]\n')
     assert read(tmp_path) == [WorkerAudit("w", "j", ())]
-    (tmp_path / "audit-w.jsonl").write_text('["began",3,"j","w"]\n')
+    (tmp_path / "audit-w.jsonl").write_text('["began",4,"j","w"]\n')
     with pytest.raises(UsageError, match="is no audit of this version of edl"):
         read(tmp_path)
 
