@@ -253,7 +253,7 @@ def _flags_of(parser) -> set[str]:
 
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
 OTHERS |= {"--allow-scale", "--port", "--html", "--detach", "--name", "--as-torchrun"}
-OTHERS |= {"--quick", "--device", "--output"}
+OTHERS |= {"--quick", "--device", "--output", "--step", "--virtual-worker"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
 CLUSTER = {
     "--quota",

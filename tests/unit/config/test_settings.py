@@ -144,7 +144,7 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "checkpoint": "memory://x", "checkpoint_every": "auto", "checkpoint_overhead": "2.5%",
         "keep_checkpoints": 3, "resume": "must",
         "tensorboard": tmp_path / "board", "resume_from": "/x/y/0001-000001-000000000001", "life": 2,
-        "log_level": "debug", "warm_starts": "eager", "virtual_workers": 4,
+        "log_level": "debug", "warm_starts": "eager", "virtual_workers": 4, "verify_compute": "1%", "replay_until": 9,
         "processes": 1, "limb": 0, "meeting": tmp_path / "meeting",
     }  # fmt: skip
     known = {setting.field: setting.variables[0] for setting in TABLE if setting.field != "config"}
