@@ -166,7 +166,7 @@ def of_proof(content: bytes) -> dict[str, Any]:
     proof = msgspec.json.decode(content, type=Proof)
     kills, pauses = [one.first_ms for one in proof.kills], [one.pause_ms for one in proof.resizes]
     return {
-        "machine": f"{proof.machine.words()}, load {proof.machine.load:g}",
+        "machine": f"{proof.where()}, load {proof.machine.load:g}",
         "date": proof.date,
         "workers, ring": f"{proof.workers}, {proof.ring}",
         "pause, ms": f"{statistics.median(pauses):.0f} (at most {max(pauses):.0f})",

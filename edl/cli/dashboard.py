@@ -22,7 +22,9 @@ from edl.cli.commands import heed_interrupts, located, settings_for
 from edl.cluster.queue.job_view import JobShown
 from edl.config import Settings
 from edl.config.value_parsers import any_port
+from edl.dashboard import page_feed
 from edl.dashboard import page_report as dashboard_report
+from edl.dashboard.comparison_page import ComparedRun, comparison
 from edl.dashboard.page_feed import Feed
 from edl.dashboard.terminal import print_screen, screen
 from edl.errors import ConfigError, EdlError
@@ -136,22 +138,33 @@ async def _serve(where: Whereabouts, settings: Settings, ear: socket.socket, *, 
 
 def report(arguments: argparse.Namespace) -> int:
     where, target = located(arguments), Path(arguments.html).expanduser()
+    beside = (
+        locate(msgspec.structs.replace(settings_for(arguments), job=arguments.beside)) if arguments.beside else None
+    )
     if not target.parent.is_dir():
         raise ConfigError(f"--html {target}: there is no folder {target.parent}")
-    text = asyncio.run(_page(where))
+    text = asyncio.run(_page(where, beside))
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--html {target}: cannot be written: {error.strerror}") from None
-    tables.say(f"job {where.job}: {target}, {len(text) // 1000} kB")
+    jobs = f"job {where.job}" if beside is None else f"jobs {where.job} and {beside.job}"
+    tables.say(f"{jobs}: {target}, {len(text) // 1000} kB")
     return 0
 
 
-async def _page(where: Whereabouts) -> str:
-    """Render the page of a job that is over, or was started elsewhere and can be asked."""
-    feed = Feed(lambda: where)
-    await feed.read_all()
-    return dashboard_report.report(feed)
+async def _page(where: Whereabouts, beside: Whereabouts | None) -> str:
+    """Render the page of a job that is over, or was started elsewhere and can be asked; or a comparison of two."""
+    feeds = [Feed(lambda one=one: one) for one in (where, beside) if one is not None]
+    for feed in feeds:
+        await feed.read_all()
+    return dashboard_report.report(feeds[0]) if beside is None else comparison([compared(feed) for feed in feeds])
+
+
+def compared(feed: Feed) -> ComparedRun:
+    """Return a job as it is shown beside another one."""
+    size = page_feed.charts(feed).size
+    return ComparedRun(page_feed.view(feed), size["at"], size["size"], feed.history.points)
 
 
 TOP_LOOK_S = 10.0  # for the first status of a job to arrive

@@ -300,6 +300,8 @@ REPORT_EXAMPLES = """
 examples:
   edl report mnist --html mnist.html
                                   one file with all that is on record of the job: open it in any browser
+  edl report mnist --beside mnist-2 --html both.html
+                                  compare two jobs: sizes, throughput, figures such as the loss, where the time went
 """
 
 
@@ -322,6 +324,7 @@ def add_report(found: Commands) -> None:
     parser = command(found, "report", later("dashboard", "report"), summary, REPORT_EXAMPLES)
     add_job(parser)
     add_value(parser, "--html", "FILE", "the file", required=True)
+    add_value(parser, "--beside", "JOB", "another job, which the report compares with the first one")
 
 
 DATA_EXAMPLES = """
@@ -431,6 +434,7 @@ examples:
   edl prove --quick               try it in two minutes
   edl prove --output reports      ten minutes at most; writes reports/edl-proof-DATE.json and .html
   edl prove -np 4 --device cuda   on four GPUs, and a fifth where a worker joins
+  edl prove --hosts n1:2,n2:2     three workers on two hosts, and a fourth that joins
 
 Exit code: 0 when no sample or step was lost and all workers stayed equal, 1 when not. Times are figures, no verdict.
 Writes less than 1 GB, to the folder of temporary files, and removes it.
@@ -450,5 +454,8 @@ def add_prove(found: Commands) -> None:
         "where the model trains (default: GPUs, where there are enough)",
         default="auto",
     )
+    text = "hosts on which the workers run, started over ssh (default: this machine)"
+    add_value(parser, "--hosts", "HOST:SLOTS[,...]", text)
+    add_value(parser, "--ssh", "COMMAND", "command that runs a line on a host, with its flags (default: ssh)")
     add_value(parser, "--output", "FOLDER", "folder of the two files (default: this one)")
     add_switch(parser, "--json", "print the JSON file")

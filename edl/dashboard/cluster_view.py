@@ -16,7 +16,7 @@ import msgspec
 from edl.cluster.queue.job_view import JobShown
 from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.queue_entries import QueueEvent
-from edl.dashboard.page_view import Tile, clipped, lasting
+from edl.dashboard.page_view import Tile, clipped, counted, lasting
 from edl.scheduler.cluster_client import ClusterStatus, NodeStatus
 
 SPANS: Final = {"10 min": 600, "1 h": 3600, "6 h": 21_600, "1 d": 86_400}
@@ -185,7 +185,7 @@ def _tiles(status: ClusterStatus, jobs: Sequence[JobShown], nodes: Sequence[Node
     ended = ", ".join(f"{status.jobs[end.value]} {end.value}" for end in ENDS if status.jobs.get(end.value))
     over = sum(status.jobs.get(end.value, 0) for end in ENDS)
     return (
-        Tile("running", str(len(active)), f"{sum(len(job.workers) for job in active)} workers"),
+        Tile("running", str(len(active)), counted(sum(len(job.workers) for job in active), "worker")),
         Tile("waiting", str(len(waiting)), f"the longest for {lasting(longest)}" if waiting else "no job waits"),
         Tile("devices held", f"{held} of {devices}", f"{used:.0%} of the time shown"),
         Tile("nodes", str(len(nodes)), f"away: {', '.join(away)}" if away else "all there", "warn" if away else "good"),

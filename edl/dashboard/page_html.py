@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from edl.dashboard.page_view import CHANGES_OF_JOB, ROUTINE, PageValues, Tile, ToldEvent, WorkerRow, lasting
+from edl.dashboard.page_view import CHANGES_OF_JOB, ROUTINE, PageValues, Tile, ToldEvent, WorkerRow, counted, lasting
 
 BAD: Final = frozenset({"worker_lost", "batch_voided", "diverged", "job_failed", "worker_unfit", "checkpoint_failed"})
 GOOD: Final = frozenset({"scaled", "job_finished", "checkpoint_durable", "worker_ready", "migrated"})
@@ -50,6 +50,8 @@ def page(
     happen.
     """
     link = "" if view.over or not live else '<span id="link" class="dot off">as it was when this page was loaded</span>'
+    if live:
+        link += f'<a id="share" href="report" download="{escape(view.job)}.html">save as one file</a>'
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(view.job)} · edl</title>{head}</head>
@@ -214,13 +216,19 @@ def size_picture(size: Any) -> str:
     at, sizes = size["at"], size["size"]
     if len(at) < 2:
         return '<p class="empty">no ring yet</p>'
+    points = size_steps(at, sizes)
+    marks = [(ts, count, words) for ts, count, _, words in size["changes"][-STILL_MARKS:]]
+    return _line_picture(points, f"up to {counted(max(sizes), 'worker')}", marks=marks) + changes_in_words(size)
+
+
+def size_steps(at: Sequence[float], sizes: Sequence[int]) -> list[tuple[float, float]]:
+    """Return the corners of a line that stays at each size until the next one."""
     points: list[tuple[float, float]] = []
     for n, (ts, value) in enumerate(zip(at, sizes, strict=True)):
         if n:
             points.append((ts, sizes[n - 1]))
         points.append((ts, value))
-    marks = [(ts, count, words) for ts, count, _, words in size["changes"][-STILL_MARKS:]]
-    return _line_picture(points, f"up to {max(sizes)} workers", marks=marks) + changes_in_words(size)
+    return points
 
 
 def changes_in_words(size: Any) -> str:
@@ -229,7 +237,7 @@ def changes_in_words(size: Any) -> str:
     sizes = [size["size"][0], *(count for _, count, _, _ in changes)]
     earlier = max(0, len(changes) - CHANGES_TOLD)
     told = [
-        f"{time.strftime('%H:%M:%S', time.localtime(ts))} {before} → {count} workers{_paused(pause_ms)}"
+        f"{time.strftime('%H:%M:%S', time.localtime(ts))} {before} → {counted(count, 'worker')}{_paused(pause_ms)}"
         for before, (ts, count, pause_ms, _) in zip(sizes[earlier:-1], changes[earlier:], strict=True)
     ]
     rest = [f"{earlier:,} earlier"] if earlier else []
@@ -281,20 +289,46 @@ def _line_picture(
 ) -> str:
     """Draw a line. `says` is its label, `low` the value at the lower edge, and `marks` are points with words."""
     begin, end = points[0][0], points[-1][0]
-    high, span = max(value for _, value in points), (end - begin) or 1
-    height = (high - low) or 1
-
-    def place(ts: float, value: float) -> str:
-        return f"{1000 * (ts - begin) / span:.1f},{194 - 188 * (value - low) / height:.1f}"
-
+    place = _placing([points], low)
     path = " ".join(place(ts, value) for ts, value in points)
     # A line of no length with round ends: a dot that stays round however the picture is stretched.
     dots = "".join(
         f'<path class="mark" d="M{place(ts, value)}h0"><title>{escape(words)}</title></path>'
         for ts, value, words in marks
     )
-    label = f"{says}, over {lasting(span)}"
+    return _figure(f'<polyline points="{path}"/>{dots}', f"{says}, over {lasting((end - begin) or 1)}")
+
+
+class Line(NamedTuple):
+    """One of several lines in a picture."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    mark: str  # class by which its looks differ
+
+
+def lines_picture(lines: Sequence[Line], unit: str, over: str) -> str:
+    """Draw lines into one picture. `over` says how far its lower edge goes."""
+    place = _placing([line.points for line in lines], min(0.0, *(value for line in lines for _, value in line.points)))
+    drawn = "".join(
+        f'<polyline class="{line.mark}" points="{" ".join(place(x, value) for x, value in line.points)}"/>'
+        for line in lines
+    )
+    said = "; ".join(f"{line.name} up to {max(v for _, v in line.points):.4g}, {line.points[-1][1]:.4g} at the end"
+                     for line in lines)  # fmt: skip
+    return _figure(drawn, escape(f"{unit}: {said}; over {over}"))
+
+
+def _placing(lines: Sequence[Sequence[tuple[float, float]]], low: float) -> Callable[[float, float], str]:
+    """Return what gives a point its place in a picture that all these lines fit."""
+    begin, end = min(line[0][0] for line in lines), max(line[-1][0] for line in lines)
+    span = (end - begin) or 1
+    height = (max(value for line in lines for _, value in line) - low) or 1
+    return lambda x, value: f"{1000 * (x - begin) / span:.1f},{194 - 188 * (value - low) / height:.1f}"
+
+
+def _figure(drawn: str, label: str) -> str:
     return (
         f'<figure><svg class="still" viewBox="0 0 1000 200" preserveAspectRatio="none" role="img" aria-label="{label}">'
-        f'<polyline points="{path}"/>{dots}</svg><figcaption>{label}</figcaption></figure>'
+        f"{drawn}</svg><figcaption>{label}</figcaption></figure>"
     )

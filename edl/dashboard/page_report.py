@@ -1,4 +1,4 @@
-"""The page of a job as one file, which loads nothing else, made from the job's record."""
+"""Pages as one file, which loads nothing else: the page of a job, made from the job's record, and others' frame."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ def report(feed: Feed) -> str:
     body = page_html.page(*shown, head, live=False)
     tail = "".join(f"<script>{script}</script>" for script in scripts)
     return body.replace("</body>", f"{tail}</body>")
+
+
+def alone_in_file(title: str, body: str) -> str:
+    """Make a file of `body`, which runs no script. `title` and `body` are HTML."""
+    style = _shipped("page.css")
+    policy = f"default-src 'none'; img-src data:; style-src {_digests([style])}; base-uri 'none'; form-action 'none'"
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><meta http-equiv="Content-Security-Policy" content="{policy}">
+<link rel="icon" href="data:,"><style>{style}</style></head>
+{body}"""
 
 
 def _shipped(name: str) -> str:

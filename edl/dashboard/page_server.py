@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from edl.dashboard import page_feed, page_html
 from edl.dashboard.access import HEADERS, Access
 from edl.dashboard.page_feed import Feed
+from edl.dashboard.page_report import report
 from edl.dashboard.page_view import change_of, event_of
 from edl.dashboard.site import BEAT_S, GuardedSite, message, plain
 
@@ -36,7 +37,7 @@ class PageServer(GuardedSite):
     """The server of one job's page. `act` carries out a button by its name; None means that there are no buttons."""
 
     def __init__(self, feed: Feed, access: Access, act: Act | None = None) -> None:
-        super().__init__(access, {"": self._page, "events": self._events}, self._press)
+        super().__init__(access, {"": self._page, "events": self._events, "report": self._report}, self._press)
         self._feed = feed
         self._act = act
         self._said = ""
@@ -52,6 +53,13 @@ class PageServer(GuardedSite):
         controls = None if self._act is None else page_html.Controls(self._access.check, self._said)
         shown = page_feed.view(self._feed), page_feed.newest(self._feed), self._drawn()
         return HTMLResponse(page_html.page(*shown, HEAD, controls), headers=HEADERS)
+
+    async def _report(self, _: Request) -> Response:
+        """Answer with the page as one file, to be saved."""
+        if self._feed.status is None:
+            return plain("the job is not heard of yet; reload in a moment", 503)
+        named = {"Content-Disposition": f'attachment; filename="{self._feed.status.job}.html"'}
+        return HTMLResponse(report(self._feed), headers=HEADERS | named)
 
     async def _events(self, request: Request) -> Response:
         given = request.headers.get("last-event-id") or request.query_params.get("after", "0")

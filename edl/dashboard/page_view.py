@@ -169,7 +169,7 @@ def _tiles(status: Status, now: float) -> list[Tile]:
     found.append(Tile("time left", *_time_left(status)))
     good = _goodput(status)
     if good is not None:
-        paused = f"paused {lasting(status.tally.pause_s)} in {sum(status.tally.scalings.values())} changes"
+        paused = f"paused {lasting(status.tally.pause_s)} in {counted(sum(status.tally.scalings.values()), 'change')}"
         found.append(
             Tile("goodput", f"{good:.1%}", paused, "good" if good >= 0.95 else "warn" if good >= 0.8 else "bad")
         )
@@ -198,8 +198,8 @@ def _time_left(status: Status) -> tuple[str, str]:
     if status.left is None:
         return NONE, "not known" if status.spec is None or _ends(status) else "the script has no last epoch"
     if status.rate is None or status.rate.samples_s <= 0:
-        return NONE, f"{status.left:,} samples left"
-    return lasting(status.left / status.rate.samples_s), f"{status.left:,} samples left"
+        return NONE, f"{counted(status.left, 'sample')} left"
+    return lasting(status.left / status.rate.samples_s), f"{counted(status.left, 'sample')} left"
 
 
 def _goodput(status: Status) -> float | None:
@@ -242,6 +242,11 @@ def lasting(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a number of things: 1 change, 2 changes."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def sized(count: int) -> str:

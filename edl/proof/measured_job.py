@@ -75,9 +75,13 @@ class MeasuredJob:
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.edl("events", self.name, "--json").splitlines()]
 
+    def look(self) -> None:
+        """Do what has to be done again and again while the job is waited for: nothing, where a launcher does it."""
+
     def wait(self, true: Callable[[], Any], what: str, patience_s: float = 300.0) -> None:
         deadline = time.monotonic() + patience_s
         while not true():
+            self.look()
             code = self.launcher.poll()
             if code is not None or time.monotonic() > deadline:
                 raise NotComeTrue(f"never: {what} (exit {code}); the last lines:\n{self.log()}")

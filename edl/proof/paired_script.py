@@ -1,13 +1,12 @@
 """A script of DistributedDataParallel for `edl.proof.paired_turns`: it trains some steps each time it is told to.
 
-`torchrun` and `edl torchrun` run the same file; nothing in it knows edl.
+`torchrun` and `edl torchrun` run the same file; nothing in it knows edl's API.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+
+from edl.proof.turn_notes import TurnNotes
 
 
 def main() -> None:
@@ -30,21 +31,15 @@ def main() -> None:
     hidden = [layer for _ in range(layers) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
     model = DistributedDataParallel(torch.nn.Sequential(*hidden, torch.nn.Linear(width, 1)).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    noted: list[float] = []
+    notes = TurnNotes(folder, kind, steps)
     for number, (inputs,) in enumerate(loader):
-        turn, step = divmod(number, steps)
-        noted.append(time.perf_counter())
-        while not step and not (folder / f"turn {turn} {kind}").exists():
-            time.sleep(0.002)
+        notes.begin(number)
         optimizer.zero_grad()
         model(inputs.to(device)).pow(2).mean().backward()
         optimizer.step()
         if on_gpu:
             torch.cuda.synchronize()
-        if step == steps - 1:
-            (folder / f"{kind} {dist.get_rank()}").write_text(" ".join(map(str, noted)))
-            (folder / f"{kind} {dist.get_rank()}").rename(folder / f"done {turn} {kind} {dist.get_rank()}")
-            noted = []
+        notes.end(number, dist.get_rank())
     dist.destroy_process_group()
 
 

@@ -1,7 +1,8 @@
-"""Step times of one script under `torchrun` and under `edl torchrun`: both jobs live, and train in turns.
+"""Step times of one script under `torchrun` and under `edl torchrun`, or under two others: both live, and take turns.
 
 Turns of some steps alternate, so that what else the machine does strikes both alike. `edl.proof.paired_script` is the
-script. Owns: the two jobs and the order of turns. Does not own: a verdict.
+script, `edl.proof.horovod_turns_script` that of Horovod. Owns: the two jobs and the order of turns. Does not own: a
+verdict.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from edl.errors import EdlError
 from edl.launch.function_run import INTERRUPTED_WITH_PARENT
-from edl.proof.measured_job import EDL, END_S, wait_true
+from edl.proof.measured_job import EDL, END_S, edl_run, program
 
 SCRIPT = Path(__file__).with_name("paired_script.py")
+HOROVOD_SCRIPT = Path(__file__).with_name("horovod_turns_script.py")
 PATIENCE_S = 300.0
+LOOK_S = 0.05
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
@@ -35,6 +38,11 @@ class PairedModel(msgspec.Struct, frozen=True):
     steps: int  # of a turn
     script: Path = SCRIPT
 
+    def words(self, turns: int, folder: str, kind: str, device: str) -> list[str]:
+        """Return what the script is told."""
+        numbers = (self.width, self.layers, self.samples, turns, self.steps)
+        return [*map(str, numbers), folder, kind, device]
+
 
 MODELS = {"mlp": PairedModel(256, 6, 32, 100), "large": PairedModel(2048, 6, 8, 8)}
 
@@ -44,6 +52,13 @@ def launches(workers: int, ring: str | None = None) -> dict[str, Sequence[str]]:
     nodes = ["--standalone", "--nproc-per-node", str(workers)]
     flags = ["--ring", ring] if ring else []
     return {"torchrun": [*TORCHRUN, *nodes], "edl": [*EDL, "torchrun", *nodes, *flags]}
+
+
+def horovod_launches(workers: int) -> dict[str, Sequence[str]]:
+    """Return the two ways to start Horovod's script, by name."""
+    count = ["-np", str(workers)]
+    edl = edl_run(workers, "turns", "--ring", "horovod")
+    return {"horovodrun": [program("horovodrun"), *count, sys.executable], "edl": [*edl, sys.executable]}
 
 
 def paired_turns(
@@ -58,31 +73,58 @@ def paired_turns(
 
     Raises EdlError when a job does not train.
     """
-    found: dict[str, list[float]] = {kind: [] for kind in ways}
     with tempfile.TemporaryDirectory(prefix="edl-turns-") as name, contextlib.ExitStack() as jobs:
         folder = Path(name)
-        numbers = [str(one) for one in (model.width, model.layers, model.samples, turns, model.steps)]
         environ = {**os.environ, "EDL_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1", "TMPDIR": name}
         logs = {kind: folder / f"{kind}.log" for kind in ways}
         for kind, way in ways.items():
-            command = [*INTERRUPTED_WITH_PARENT, *way, str(model.script), *numbers, str(folder), kind, device]
+            words = model.words(turns, str(folder), kind, device)
+            command = [*INTERRUPTED_WITH_PARENT, *way, str(model.script), *words]
             with logs[kind].open("w") as log:
                 job = subprocess.Popen(
                     command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
             jobs.callback(_end, job)
-        began = time.monotonic()
-        for turn in range(turns):
-            if time.monotonic() - began > within_s:
-                break
-            for kind in list(ways)[:: -1 if turn % 2 else 1]:
-                (folder / f"turn {turn} {kind}").touch()
-                files = [folder / f"done {turn} {kind} {rank}" for rank in range(workers)]
-                if not wait_true(lambda files=files: all(one.exists() for one in files), PATIENCE_S):  # type: ignore[misc]
-                    raise EdlError(
-                        f"{kind}: no turn after five minutes:\n{logs[kind].read_text(errors='replace')[-2000:]}"
-                    )
-                found[kind].append(statistics.median(itertools.chain.from_iterable(map(_steps_ms, files))))
+
+        def begin(turn: str) -> None:
+            (folder / turn).touch()
+
+        limits = TurnLimits(turns, workers, within_s)
+        return alternate(folder, list(ways), limits, begin, lambda kind: logs[kind].read_text(errors="replace"))
+
+
+class TurnLimits(msgspec.Struct, frozen=True):
+    turns: int
+    workers: int  # that each end a turn by a file
+    within_s: float  # no turn begins later
+
+
+def alternate(
+    folder: Path,
+    kinds: Sequence[str],
+    limits: TurnLimits,
+    begin: Callable[[str], None],
+    log: Callable[[str], str],
+    look: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """Let jobs that run take turns. `begin` gives one of them the word, `log` is what its workers have said, and `look`
+    is called while workers are waited for.
+    """
+    found: dict[str, list[float]] = {kind: [] for kind in kinds}
+    began = time.monotonic()
+    for turn in range(limits.turns):
+        if time.monotonic() - began > limits.within_s:
+            break
+        for kind in kinds[:: -1 if turn % 2 else 1]:
+            begin(f"turn {turn} {kind}")
+            files = [folder / f"done {turn} {kind} {rank}" for rank in range(limits.workers)]
+            deadline = time.monotonic() + PATIENCE_S
+            while not all(one.exists() for one in files):
+                look()
+                if time.monotonic() > deadline:
+                    raise EdlError(f"{kind}: no turn after five minutes:\n{log(kind)[-2000:]}")
+                time.sleep(LOOK_S)
+            found[kind].append(statistics.median(itertools.chain.from_iterable(map(_steps_ms, files))))
     return found
 
 

@@ -5,8 +5,6 @@ Owns: the JSON file's fields (they may grow, and never change their meaning), an
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import statistics
 from collections.abc import Sequence
 from html import escape
@@ -15,7 +13,7 @@ from typing import Any
 import msgspec
 
 from edl.dashboard.page_html import scrolling, tiles
-from edl.dashboard.page_report import SHIPPED
+from edl.dashboard.page_report import alone_in_file
 from edl.dashboard.page_view import Tile
 
 VERSION = 1
@@ -34,6 +32,15 @@ class Machine(msgspec.Struct, frozen=True):
     def words(self) -> str:
         gpus = f", {len(self.gpus)} x {self.gpus[0]}" if self.gpus else ""
         return f"{self.cores} cores, {self.memory_gb:g} GB{gpus}, {self.system}, PyTorch {self.torch}"
+
+
+class ProofHost(msgspec.Struct, frozen=True):
+    """A host of a proof on several of them."""
+
+    name: str
+    slots: int
+    machine: Machine
+    clock_error_ms: float  # at most, of times that are compared between hosts
 
 
 class Resize(msgspec.Struct, frozen=True):
@@ -70,7 +77,21 @@ class PairedTurns(msgspec.Struct, frozen=True):
     torchrun_ms: list[float]
 
     def ratios(self) -> list[float]:
-        return [ours / theirs for ours, theirs in zip(self.edl_ms, self.torchrun_ms, strict=False)]
+        return _ratios(self.edl_ms, self.torchrun_ms)
+
+
+class HorovodTurns(msgspec.Struct, frozen=True):
+    """The same of Horovod's script, under `edl run --ring horovod` and under `horovodrun`."""
+
+    edl_ms: list[float]
+    horovodrun_ms: list[float]
+
+    def ratios(self) -> list[float]:
+        return _ratios(self.edl_ms, self.horovodrun_ms)
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [one / other for one, other in zip(ours, theirs, strict=False)]
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +109,15 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     turns: PairedTurns
     took_s: float
     written_mb: float
+    horovod: HorovodTurns | None = None  # None: Horovod is not installed, or there are several hosts
+    hosts: list[ProofHost] = []  # of a proof on several; `machine` is the first of them
+
+    def where(self) -> str:
+        """Return the machine, or the hosts, in words."""
+        if not self.hosts:
+            return self.machine.words()
+        slots = " + ".join(str(host.slots) for host in self.hosts)
+        return f"{len(self.hosts)} hosts ({slots} workers at most), the first: {self.machine.words()}"
 
     def faults(self) -> list[str]:
         """Return what has not held, in words; times are figures, and no fault."""
@@ -128,6 +158,12 @@ def rows(proof: Proof) -> list[tuple[str, str]]:
         ("the same script under edl torchrun, ms a step", _spread(proof.turns.edl_ms)),
         ("edl over torchrun", _spread(ratios, 3)),
     ]
+    if proof.horovod is not None:
+        found += [
+            ("Horovod under horovodrun, ms a step", _spread(proof.horovod.horovodrun_ms)),
+            ("the same steps under edl run --ring horovod, ms a step", _spread(proof.horovod.edl_ms)),
+            ("edl over Horovod", _spread(proof.horovod.ratios(), 3)),
+        ]
     return [(name.replace("`", ""), value) for name, value in found]
 
 
@@ -139,26 +175,20 @@ def as_json(proof: Proof) -> bytes:
 
 def as_page(proof: Proof) -> str:
     """Make one HTML file, which loads nothing and runs no script."""
-    style = (SHIPPED / "page.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     faults = proof.faults()
     state = '<b class="state failed">does not hold</b>' if faults else '<b class="state finished">holds</b>'
     told = "".join(f"<li>{escape(fault)}</li>" for fault in faults)
     figures = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows(proof))
     where = [
-        ("machine", proof.machine.words()),
+        ("machine", proof.where()),
+        *((f"host {one.name}", f"{one.machine.words()}; {one.slots} workers at most") for one in proof.hosts),
         ("load at the end", f"{proof.machine.load:g}"),
         ("edl", f"{proof.edl}, --ring {proof.ring}, Python {proof.machine.python}"),
         ("model", f"{proof.workers} workers on {proof.device}; each step sleeps {proof.step_ms:g} ms besides"),
         ("tried", f"{proof.date}, {proof.took_s:.0f} s, {proof.written_mb:g} MB written"),
     ]
     facts = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in where)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>edl prove · {escape(proof.date)}</title><meta http-equiv="Content-Security-Policy" content="{policy}">
-<link rel="icon" href="data:,"><style>{style}</style></head>
-<body><header><h1>edl prove</h1>{state}</header>
+    body = f"""<body><header><h1>edl prove</h1>{state}</header>
 <main>
 <section id="tiles" aria-label="At a glance">{tiles(_tiles(proof))}</section>
 {f'<section class="wide"><h2>What does not hold</h2><ul>{told}</ul></section>' if told else ""}
@@ -168,6 +198,7 @@ def as_page(proof: Proof) -> str:
 <thead><tr><th>what</th><th>value</th></tr></thead><tbody>{facts}</tbody></table></div></section>
 </main></body></html>
 """
+    return alone_in_file(f"edl prove · {escape(proof.date)}", body)
 
 
 def _tiles(proof: Proof) -> list[Tile]:

@@ -6,81 +6,38 @@ Owns: the order of the parts, their bounds in time, and what must hold. Does not
 
 from __future__ import annotations
 
-import contextlib
-import os
-import platform
-import signal
+import importlib.util
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from edl import __version__
-from edl.launch.function_run import INTERRUPTED_WITH_PARENT
-from edl.proof.measured_job import MeasuredJob, audited, edl_run
-from edl.proof.paired_turns import MODELS, launches, paired_turns
-from edl.proof.proof_report import Kill, Machine, PairedTurns, Proof, ProofOutcome, Resize
+from edl.proof.host_turns import host_turns
+from edl.proof.machine_facts import machine
+from edl.proof.measured_job import audited, program
+from edl.proof.paired_turns import HOROVOD_SCRIPT, MODELS, horovod_launches, launches, paired_turns
+from edl.proof.proof_hosts import ProofHosts
+from edl.proof.proof_job import BOOT_S, PATIENCE_S, HostsProofJob, LocalProofJob, ProofJob, ProofPlan
+from edl.proof.proof_report import HorovodTurns, Kill, PairedTurns, Proof, ProofOutcome, Resize
 from edl.proof.step_figures import AFTER_STEPS, BEFORE_STEPS, NotedWorker, pause_figures, recovery_figures
-from edl.proof.step_notes import compared, set_file
+from edl.proof.step_notes import compared
 
 JOB = "proof"
-BOOT_S, PATIENCE_S = 240.0, 90.0
 AROUND_KILL = 30  # steps of each worker before a kill, and after the replacement has joined
 EPOCHS_MORE = 3  # until the end: each worker reads of the end before it comes
-
-
-class ProofPlan(msgspec.Struct, frozen=True):
-    """The rounds and seconds of each part of the proof, which ends with whichever comes first."""
-
-    workers: int
-    ring: str
-    device: str
-    step_ms: float = 20.0
-    resizes: int = 10  # there and back
-    resizes_s: float = 210.0
-    kills: int = 6
-    kills_s: float = 150.0
-    turns: int = 20
-    turns_s: float = 90.0
-
-
 QUICK = {"resizes": 2, "kills": 1, "turns": 3}
+HOROVOD_SHARE = 2  # so many times fewer turns beside Horovod than beside torchrun
 
 
-class UninterruptedJob(MeasuredJob):
-    """A job that a terminal's Ctrl-C does not reach: this process ends it."""
+class Trial:
+    """What a job goes through, and what its workers' notes say of it."""
 
-    own_session = True
-
-
-class ProofJob:
-    """The job of which pauses, recovery and the audit are measured, in a folder of its own."""
-
-    def __init__(self, plan: ProofPlan, folder: Path, say: Callable[[str], None]) -> None:
-        self._plan = plan
-        self._say = say
-        worker = [sys.executable, "-P", "-m", "edl.proof.proof_worker", str(folder), plan.device, str(plan.step_ms)]
-        flags = ("--ring", plan.ring, "--max-restarts", str(plan.kills + 1), "--min-np", "1")
-        command = [
-            *INTERRUPTED_WITH_PARENT,
-            *edl_run(plan.workers, JOB, *flags, "--audit", str(folder / "audit")),
-            *worker,
-        ]
-        self._audit = folder / "audit"
-        self._job = UninterruptedJob(folder, command, name=JOB, OMP_NUM_THREADS="1", TMPDIR=str(folder))
-
-    @contextlib.contextmanager
-    def ended(self) -> Iterator[None]:
-        """End the job's processes at the end, whatever happens."""
-        try:
-            yield
-        finally:
-            if self._job.launcher.poll() is None:
-                self._job.launcher.send_signal(signal.SIGINT)
-            self._job.end()
+    def __init__(self, job: ProofJob, plan: ProofPlan, say: Callable[[str], None]) -> None:
+        self._job, self._plan, self._say = job, plan, say
 
     def resizes(self) -> list[Resize]:
         """Make the job grow by a worker and shrink again, so many times."""
@@ -99,7 +56,7 @@ class ProofJob:
         job = self._job
         survivors = {pid for pid, steps in job.notes.steps().items() if steps and steps[-1]["size"] == before}
         asked = time.monotonic()
-        job.edl("scale", JOB, str(after))
+        job.resize(after)
         job.wait(lambda: job.trains(after, AFTER_STEPS, asked), f"{after} workers train", BOOT_S)
         noted = job.notes.steps()
         figures = pause_figures([noted[pid] for pid in survivors if noted[pid][-1]["size"] == after], asked)
@@ -109,7 +66,7 @@ class ProofJob:
         """Kill a worker, so many times: of each rank in turns."""
         size, found, began = self._plan.workers + 1, list[Kill](), time.monotonic()
         since = began
-        self._job.edl("scale", JOB, str(size))
+        self._job.resize(size)
         for number in range(self._plan.kills):
             if found and time.monotonic() - began > self._plan.kills_s:
                 break
@@ -126,8 +83,7 @@ class ProofJob:
         job = self._job
         job.wait(lambda: self._train(size, since), f"{size} workers train", BOOT_S)
         victim = next(one for one in self._workers() if one.since(since) and one.since(since)[-1]["ring"][0] == rank)
-        killed = time.monotonic()
-        os.kill(victim.pid, signal.SIGKILL)
+        killed = job.kill(victim.pid)
         job.wait(
             lambda: sum(bool(one.since(killed)) for one in self._workers()) >= size - 1, "the others go on", PATIENCE_S
         )
@@ -153,11 +109,11 @@ class ProofJob:
     def finish(self) -> ProofOutcome:
         """End the job with an epoch; return what its audit and its workers' states say."""
         begun = max(note["epoch"] for note in self._job.notes.all() if note["kind"] == "step")
-        set_file(self._job.folder / "epochs", str(begun + EPOCHS_MORE))
-        self._job.wait(lambda: self._job.launcher.poll() is not None, "the end of the job", PATIENCE_S)
-        states, samples = compared(self._job.notes.all()), audited(self._audit)
+        self._job.put("epochs", str(begun + EPOCHS_MORE))
+        code = self._job.finished()
+        states, samples = compared(self._job.notes.all()), audited(self._job.folder / "audit")
         return ProofOutcome(
-            exit_code=self._job.launcher.returncode,
+            exit_code=code,
             trained=samples["trained"],
             lost=samples["lost"],
             repeated=samples["repeated"],
@@ -167,23 +123,31 @@ class ProofJob:
         )
 
 
-def prove(plan: ProofPlan, folder: Path, say: Callable[[str], None]) -> Proof:
-    """Carry out all parts in `folder`. Raises EdlError when a job does not come as far as it should."""
+def prove(plan: ProofPlan, folder: Path, say: Callable[[str], None], hosts: ProofHosts | None = None) -> Proof:
+    """Carry out all parts in `folder`, here or on `hosts`. Raises EdlError when a job does not come as far as it
+    should.
+    """
     began = time.monotonic()
-    say(f"{plan.workers} workers train on {plan.device}; then the job grows and shrinks")
-    job = ProofJob(plan, folder, say)
+    where = f"{len(hosts.links)} hosts" if hosts else "this machine"
+    say(f"{plan.workers} workers train on {plan.device} of {where}; then the job grows and shrinks")
+    job = _begun(plan, folder, hosts)
     with job.ended():
-        resizes, kills = job.resizes(), job.kills()
-        outcome = job.finish()
+        trial = Trial(job, plan, say)
+        resizes, kills = trial.resizes(), trial.kills()
+        outcome = trial.finish()
     say(f"audit: {outcome.trained:,} samples trained, {outcome.lost} lost, {outcome.repeated} repeated")
     say("the same script in turns, under torchrun and under edl torchrun")
-    ways = launches(plan.workers, plan.ring)
-    turns = paired_turns(ways, MODELS["mlp"], plan.turns, plan.workers, plan.device, plan.turns_s)
-    written_mb = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+    turns = _turns(plan, folder, hosts)
+    beside = _horovod_turns(plan, say) if hosts is None else None
+    written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if hosts is not None:
+        hosts.sync()
+        written += hosts.written
+    told = hosts.told() if hosts else []
     return Proof(
         edl=__version__,
         date=f"{datetime.now(UTC):%Y-%m-%d}",
-        machine=machine(plan.device),
+        machine=told[0].machine if told else machine(plan.device),
         workers=plan.workers,
         ring=plan.ring,
         device=plan.device,
@@ -193,22 +157,33 @@ def prove(plan: ProofPlan, folder: Path, say: Callable[[str], None]) -> Proof:
         outcome=outcome,
         turns=PairedTurns(turns["edl"][1:], turns["torchrun"][1:]),  # a first turn boots what later ones have
         took_s=round(time.monotonic() - began, 1),
-        written_mb=round(written_mb, 1),
+        written_mb=round(written / 1e6, 1),
+        horovod=beside,
+        hosts=told,
     )
 
 
-def machine(device: str) -> Machine:
-    import torch
+def _begun(plan: ProofPlan, folder: Path, hosts: ProofHosts | None) -> ProofJob:
+    worker = [sys.executable, "-P", "-m", "edl.proof.proof_worker", "{folder}", plan.device, str(plan.step_ms)]
+    if hosts is None:
+        return LocalProofJob(JOB, plan, folder, worker)
+    return HostsProofJob(JOB, plan, folder, hosts, [*worker, "{clock}"])
 
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    gpus = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())] if device == "cuda" else []
-    return Machine(
-        cores=len(os.sched_getaffinity(0)),
-        memory_gb=round(memory, 1),
-        gpus=gpus,
-        system=f"{platform.system()} {platform.machine()}",
-        kernel=platform.release(),
-        python=platform.python_version(),
-        torch=str(torch.__version__),
-        load=round(os.getloadavg()[0], 1),
-    )
+
+def _turns(plan: ProofPlan, folder: Path, hosts: ProofHosts | None) -> dict[str, list[float]]:
+    if hosts is not None:
+        return host_turns(plan, folder, hosts, MODELS["mlp"])
+    ways = launches(plan.workers, plan.ring)
+    return paired_turns(ways, MODELS["mlp"], plan.turns, plan.workers, plan.device, plan.turns_s)
+
+
+def _horovod_turns(plan: ProofPlan, say: Callable[[str], None]) -> HorovodTurns | None:
+    """Compare with Horovod's own optimizer, if Horovod is installed; in fewer turns."""
+    if importlib.util.find_spec("horovod") is None or not Path(program("horovodrun")).exists():
+        return None
+    say("steps of Horovod in turns, under horovodrun and under edl run --ring horovod")
+    model = msgspec.structs.replace(MODELS["mlp"], script=HOROVOD_SCRIPT)
+    few = max(2, plan.turns // HOROVOD_SHARE)
+    ways = horovod_launches(plan.workers)
+    turns = paired_turns(ways, model, few, plan.workers, plan.device, plan.turns_s / HOROVOD_SHARE)
+    return HorovodTurns(turns["edl"][1:], turns["horovodrun"][1:])

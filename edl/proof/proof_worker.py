@@ -1,9 +1,10 @@
 """A worker of the job that `edl prove` measures: a small model of PyTorch, which notes each of its steps.
 
-    FOLDER DEVICE STEP_MS
+    FOLDER DEVICE STEP_MS [CLOCK_S]
 
 FOLDER is where the notes go, and where the measuring process says after how many epochs the job is to end. DEVICE is
-`cpu` or `cuda`. A step sleeps STEP_MS besides, as the rest of a larger model would take it.
+`cpu` or `cuda`. A step sleeps STEP_MS besides, as the rest of a larger model would take it. CLOCK_S is added to the
+clock of a host that is not the measuring process's own.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ def chosen_device(name: str) -> torch.device:
 
 def main(words: list[str]) -> None:
     folder, device, step_ms = Path(words[0]), words[1], float(words[2])
-    notes = StepNotes(folder)
+    notes = StepNotes(folder, float(words[3]) if len(words) > 3 else 0.0)
     torch.set_num_threads(1)
     edl.init()
     task = ProofTask(chosen_device(device))
     shards = edl.elastic_shard_generator(SAMPLES, shuffle=True)
-    generation, ring_began, first_in_ring, wanted = edl.generation(), time.monotonic(), True, 2**31
+    generation, ring_began, first_in_ring, wanted = edl.generation(), notes.now(), True, 2**31
     while shards.epochs_done < wanted:
         for ids in shards.batches(BATCH):
             if edl.generation() != generation:
-                generation, ring_began = edl.generation(), time.monotonic()
+                generation, ring_began = edl.generation(), notes.now()
             rank, size, step, epoch, rehearsing = edl.rank(), edl.size(), edl.step(), edl.epoch(), edl.rehearsing()
             time.sleep(step_ms / 1000)
             task.train(ids)

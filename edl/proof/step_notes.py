@@ -24,11 +24,16 @@ Note: TypeAlias = dict[str, Any]
 class StepNotes:
     """The file to which one worker writes its notes; each line is written whole."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock_s: float = 0.0) -> None:
+        """`clock_s` is added to this host's clock: all notes of a job tell times of one clock."""
         self._file = (folder / f"{os.getpid()}.jsonl").open("w", buffering=1)
+        self._clock_s = clock_s
+
+    def now(self) -> float:
+        return time.monotonic() + self._clock_s
 
     def note(self, kind: str, **values: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, "at": time.monotonic(), **values}) + "\n")
+        self._file.write(json.dumps({"kind": kind, "at": self.now(), **values}) + "\n")
 
     def state(self, kind: str, edl: Any, task: Any, **values: Any) -> None:
         """Note the state of this worker after its newest step."""

@@ -84,12 +84,22 @@ async def test_the_link_opens_the_page_and_its_token_goes_into_a_cookie() -> Non
         assert "default-src 'none'" in head and "unsafe" not in head and "no-store" in head
 
 
-@pytest.mark.parametrize("path", ["/", "/events", "/page.js", "/uPlot.min.css", "/?token=wrong", "/?token="])
+@pytest.mark.parametrize("path", ["/", "/events", "/report", "/page.js", "/uPlot.min.css", "/?token=wrong", "/?token="])
 async def test_without_the_token_nothing_is_told(path: str) -> None:
     async with served(feed([event(1)])) as page:
         for headers in ({}, {"Cookie": f"{page.access.cookie}=wrong"}, {"Cookie": "edl-1=x"}):
             code, head, body = await page.ask(path, **headers)
             assert code == 403 and "epoch_ended" not in body and "set-cookie" not in head
+
+
+async def test_the_page_is_saved_as_one_file_by_its_link() -> None:
+    async with served(feed([event(1)])) as page:
+        body = (await page.ask(**page.cookie))[2]
+        assert 'href="report" download="j.html"' in body
+        code, head, body = await page.ask("/report", **page.cookie)
+        assert code == 200 and 'attachment; filename="j.html"' in head
+        assert "epoch_ended" in body and 'href="report"' not in body and page.access.token not in body
+        assert not [url for url in re.findall(r'(?:href|src|action)="([^"]*)"', body) if not url.startswith("data:")]
 
 
 async def test_another_name_of_this_host_is_refused_whatever_it_brings() -> None:

@@ -8,7 +8,19 @@ import msgspec
 import pytest
 
 from benchmarks.report import of_proof
-from edl.proof.proof_report import Kill, Machine, PairedTurns, Proof, ProofOutcome, Resize, as_json, as_page, rows
+from edl.proof.proof_report import (
+    HorovodTurns,
+    Kill,
+    Machine,
+    PairedTurns,
+    Proof,
+    ProofHost,
+    ProofOutcome,
+    Resize,
+    as_json,
+    as_page,
+    rows,
+)
 
 MACHINE = Machine(2, 8.0, [], "Linux x86_64", "6.1", "3.11.2", "2.13.0<cpu>", 1.5)
 PROOF = Proof(
@@ -73,3 +85,20 @@ def test_a_report_becomes_a_row_of_the_benchmarks() -> None:
     row = of_proof(as_json(PROOF))
     assert row["machine"] == "2 cores, 8 GB, Linux x86_64, PyTorch 2.13.0<cpu>, load 1.5"
     assert (row["pause, ms"], row["a step over DDP's"], row["holds"]) == ("6 (at most 8)", 1.1, "yes")
+
+
+def test_a_report_of_hosts_names_each_of_them() -> None:
+    hosts = [ProofHost(name, slots, MACHINE, 0.2) for name, slots in (("n<1>", 2), ("n2", 1))]
+    there = msgspec.structs.replace(PROOF, hosts=hosts)
+    assert msgspec.json.decode(as_json(there), type=Proof) == there
+    where = "2 hosts (2 + 1 workers at most), the first: 2 cores, 8 GB, Linux x86_64, PyTorch 2.13.0<cpu>"
+    assert there.where() == where and of_proof(as_json(there))["machine"] == f"{where}, load 1.5"
+    page = as_page(there)
+    assert "host n&lt;1&gt;" in page and "host n2" in page and "; 2 workers at most" in page
+
+
+def test_horovod_is_compared_where_it_was_tried() -> None:
+    assert "edl over Horovod" not in dict(rows(PROOF))
+    beside = msgspec.structs.replace(PROOF, horovod=HorovodTurns([11.0, 10.0], [10.0, 10.0]))
+    assert dict(rows(beside))["edl over Horovod"] == "1.050 (1.000 to 1.100, of 2)"
+    assert "Horovod under horovodrun" in as_page(beside)
