@@ -69,6 +69,7 @@ def main() -> None:
         (loss * edl.part_weight()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        edl.report(loss=loss.item())
         first = edl.rank() == edl.group_rank() == 0
         if edl.notify_batch_end() and first and edl.step() % 10 == 0:
             print(f"step {edl.step()} epoch {edl.epoch()} size {edl.size()} loss {loss.item():.3f}", flush=True)

@@ -29,8 +29,10 @@ def train(epochs: int, rate: float = 0.1) -> tuple[int, float]:
     optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9), model=model)
     for ids in edl.elastic_shard_generator(len(images), epochs=epochs, shuffle=True, seed=0).batches(32):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images[ids]), labels[ids]).backward()
+        loss = torch.nn.functional.cross_entropy(model(images[ids]), labels[ids])
+        loss.backward()
         optimizer.step()
+        edl.report(loss=loss.item())
         edl.notify_batch_end()
     return edl.rank(), (model(images).argmax(dim=1) == labels).float().mean().item()
 

@@ -39,6 +39,7 @@ def main() -> None:
         loss = torch.nn.functional.cross_entropy(model(images[ids]), labels[ids])
         loss.backward()
         optimizer.step()
+        edl.report(loss=loss.item())
         seen.samples += len(ids)  # before notify_batch_end(), which takes it back if this mini-batch does not count
         time.sleep(options.step_time)
         if edl.notify_batch_end() and edl.rank() == 0 and edl.step() % 20 == 0:

@@ -69,6 +69,7 @@ def main() -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        edl.report(loss=loss.item())
         if edl.notify_batch_end() and edl.rank() == 0 and edl.step() % 10 == 0:
             print(f"step {edl.step()} epoch {edl.epoch()} size {edl.size()} loss {loss.item():.3f}", flush=True)
 

@@ -45,6 +45,7 @@ def main() -> None:
         loss = torch.nn.functional.cross_entropy(model(images[ids]), labels[ids])
         loss.backward()
         optimizer.step()
+        edl.report(loss=loss.item())
         mine.steps += 1  # before notify_batch_end(), where the job is saved
         mine.schedule.step()
         time.sleep(options.step_time)

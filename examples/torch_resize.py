@@ -54,6 +54,7 @@ def main() -> None:
         loss = torch.nn.functional.cross_entropy(model(images[ids]), labels[ids])
         loss.backward()
         optimizer.step()
+        edl.report(loss=loss.item())
         time.sleep(options.step_time)
         if edl.notify_batch_end() and edl.rank() == 0 and edl.step() % 20 == 0:
             print(f"step {edl.step()} size {edl.size()} rate {rate():.3f} loss {loss.item():.3f}", flush=True)
