@@ -61,7 +61,7 @@ def _glance(runs: Sequence[ComparedRun]) -> str:
     body = "".join(
         f"<tr><td>{escape(name)}</td>{''.join(_cell(tiles.get(name)) for tiles in found)}</tr>" for name in names
     )
-    table = f"<table><thead><tr><th>figure</th>{head}</tr></thead><tbody>{body}</tbody></table>"
+    table = f'<table class="beside"><thead><tr><th>figure</th>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f"{scrolling('At a glance')}{table}</div>"
 
 

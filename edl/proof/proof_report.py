@@ -192,9 +192,10 @@ def as_page(proof: Proof) -> str:
 <main>
 <section id="tiles" aria-label="At a glance">{tiles(_tiles(proof))}</section>
 {f'<section class="wide"><h2>What does not hold</h2><ul>{told}</ul></section>' if told else ""}
-<section class="wide"><h2>Figures: the median, the least and the greatest</h2>{scrolling("Figures")}<table>
+<section class="wide"><h2>Figures: the median, the least and the greatest</h2>{scrolling("Figures")}
+<table class="pairs">
 <thead><tr><th>figure</th><th>value</th></tr></thead><tbody>{figures}</tbody></table></div></section>
-<section class="wide"><h2>Where and how</h2>{scrolling("Where and how")}<table>
+<section class="wide"><h2>Where and how</h2>{scrolling("Where and how")}<table class="pairs">
 <thead><tr><th>what</th><th>value</th></tr></thead><tbody>{facts}</tbody></table></div></section>
 </main></body></html>
 """

@@ -1,20 +1,36 @@
-"""The page of a job, for readers who cannot see it, or its colours: axe-core finds nothing serious, wide or narrow."""
+"""Pages, for readers who cannot see them, or their colours: axe-core finds nothing serious, wide or narrow."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from axe import serious_findings
 from browser import Browser
-from seen_job import BEGAN, event, feed, status
+from seen_cluster import a_busy_hour
+from seen_cluster import looked_at as seen_cluster
+from seen_job import BEGAN, event, feed, scaled, status
+from seen_proof import MACHINE, PROOF
 
+from edl.cli.dashboard import compared
 from edl.dashboard.access import Access
+from edl.dashboard.cluster_feed import ClusterFeed, ClusterSeen
+from edl.dashboard.cluster_server import ClusterPageServer
+from edl.dashboard.comparison_page import comparison
+from edl.dashboard.page_feed import Feed
+from edl.dashboard.page_report import report
 from edl.dashboard.page_server import PageServer
+from edl.dashboard.series import History
+from edl.dashboard.site import GuardedSite
 from edl.host.http_serving import listen
 from edl.launch.progress_log import Point
+from edl.proof.proof_report import HorovodTurns, ProofHost, as_page
+from edl.protocol.record import JobState
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 SIZES = [(1920, False), (1920, True), (375, False), (375, True)]
@@ -26,27 +42,71 @@ def looked_at(browser: Browser, width: int, dark: bool, name: str) -> list[str]:
     if folder := os.environ.get("EDL_PICTURES"):
         browser.picture(Path(folder) / f"{name}-{width}-{'dark' if dark else 'light'}.png")
         browser.resize(width)
-    return [f"{width}, {'dark' if dark else 'light'}: {line}" for line in serious_findings(browser.driver)]
+    found = [] if browser.fits() else ["it has to be scrolled sideways"]
+    found += serious_findings(browser.driver)
+    return [f"{width}, {'dark' if dark else 'light'}: {line}" for line in found]
 
 
-async def test_the_page_of_a_job_can_be_used_without_sight() -> None:
-    ear = listen("127.0.0.1", 0)
-    access = Access.fresh(ear.getsockname()[1], "127.0.0.1")
-    shown = feed([event(number) for number in range(1, 9)], status(), points=0)
-    shown.history.take(Point(BEGAN + n, 10 * n, 640 * n, 2, {"loss": 1 / (n + 1)}) for n in range(50))
-    serving = asyncio.create_task(PageServer(shown, access).serve(ear))
+def looked_through(url: str, name: str) -> list[str]:
+    with Browser(1920) as browser:
+        browser.driver.get(url)
+        return [line for width, dark in SIZES for line in looked_at(browser, width, dark, name)]
 
-    def look() -> list[str]:
-        with Browser(1920) as browser:
-            browser.driver.get(access.link)
-            return [line for width, dark in SIZES for line in looked_at(browser, width, dark, "page")]
 
+def a_job(name: str = "j", rate: int = 640, loss: float = 1.0, state: JobState = JobState.RUNNING) -> Feed:
+    told = msgspec.structs.replace(status(), job=name, state=state)
+    shown = feed([*(event(number) for number in range(1, 8)), scaled(8, 2, 3), scaled(20, 3, 2)], told, points=0)
+    shown.history = History()
+    shown.history.take(Point(BEGAN + n, 10 * n, rate * n, 2, {"loss": loss / (n + 1)}) for n in range(50))
+    return shown
+
+
+@asynccontextmanager
+async def served(site: GuardedSite, port: object) -> AsyncIterator[None]:
+    serving = asyncio.create_task(site.serve(port))
     try:
-        assert await asyncio.to_thread(look) == []
+        yield
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
-        ear.close()
+
+
+async def test_the_page_of_a_job_can_be_used_without_sight() -> None:
+    with listen("127.0.0.1", 0) as ear:
+        access = Access.fresh(ear.getsockname()[1], "127.0.0.1")
+        async with served(PageServer(a_job(), access), ear):
+            assert await asyncio.to_thread(looked_through, access.link, "page") == []
+
+
+async def test_the_page_of_a_cluster_can_be_used_without_sight() -> None:
+    async def look() -> ClusterSeen:
+        return seen_cluster(a_busy_hour())
+
+    clusters = ClusterFeed(look)
+    feeding = asyncio.create_task(clusters.run())
+    assert await clusters.heard(60)
+    with listen("127.0.0.1", 0) as ear:
+        access = Access.fresh(ear.getsockname()[1], "127.0.0.1")
+        async with served(ClusterPageServer(clusters, access), ear):
+            assert await asyncio.to_thread(looked_through, access.link, "cluster") == []
+    feeding.cancel()
+    await asyncio.gather(feeding, return_exceptions=True)
+
+
+@pytest.mark.parametrize("name", ["report", "comparison", "proof", "broken-proof"])
+def test_a_file_can_be_used_without_sight(name: str, tmp_path: Path) -> None:
+    broken = msgspec.structs.replace(PROOF, outcome=msgspec.structs.replace(PROOF.outcome, lost=3))
+    hosts = [ProofHost(f"node{n}.cluster.example", 2, MACHINE, 0.2) for n in range(3)]
+    there = msgspec.structs.replace(PROOF, hosts=hosts, horovod=HorovodTurns([11.0, 10.0], [10.0, 10.0]))
+    made = {
+        "report": lambda: report(a_job(state=JobState.FINISHED)),
+        "comparison": lambda: comparison([compared(a_job("slow")), compared(a_job("fast-one", 900, 2.0))]),
+        "proof": lambda: as_page(there),
+        "broken-proof": lambda: as_page(broken),
+    }
+    file = tmp_path / f"{name}.html"
+    file.write_text(made[name](), encoding="utf-8")
+    assert looked_through(file.as_uri(), name) == []
 
 
 def test_what_is_seriously_wrong_is_found() -> None:

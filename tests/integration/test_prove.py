@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,8 @@ def test_a_quick_run_holds_and_writes_both_files(tmp_path, environ) -> None:
     assert [one["steps_lost"] for one in found["kills"]] == [0]
     assert found["kills"][0]["whole_ms"] > found["kills"][0]["first_ms"] > 0
     assert len(found["turns"]["edl_ms"]) == len(found["turns"]["torchrun_ms"]) == 2
+    if find_spec("horovod") is not None:
+        assert len(found["horovod"]["edl_ms"]) == len(found["horovod"]["horovodrun_ms"]) == 1
     assert found["written_mb"] < 100
     assert "all holds" in done.stdout and f"{file.stem}.json and .html" in done.stdout
     assert '<b class="state finished">holds</b>' in file.with_suffix(".html").read_text()

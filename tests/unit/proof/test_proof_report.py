@@ -6,37 +6,17 @@ import json
 
 import msgspec
 import pytest
+from seen_proof import MACHINE, PROOF
 
 from benchmarks.report import of_proof
 from edl.proof.proof_report import (
     HorovodTurns,
     Kill,
-    Machine,
-    PairedTurns,
     Proof,
     ProofHost,
-    ProofOutcome,
-    Resize,
     as_json,
     as_page,
     rows,
-)
-
-MACHINE = Machine(2, 8.0, [], "Linux x86_64", "6.1", "3.11.2", "2.13.0<cpu>", 1.5)
-PROOF = Proof(
-    edl="0.1.0",
-    date="2026-11-29",
-    machine=MACHINE,
-    workers=2,
-    ring="torch",
-    device="cpu",
-    step_ms=20.0,
-    resizes=[Resize(2, 3, 4.0, 25.0), Resize(3, 2, 6.0, 24.0), Resize(2, 3, 8.0, 26.0)],
-    kills=[Kill(0, 90.0, 3000.0, 0, 1)],
-    outcome=ProofOutcome(0, 8192, 0, 0, 0, 4, 0),
-    turns=PairedTurns([10.0, 12.0], [10.0, 10.0]),
-    took_s=61.0,
-    written_mb=1.5,
 )
 
 
