@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import os
 import threading
 from collections.abc import Collection, Coroutine, Iterator
@@ -30,7 +31,7 @@ import msgspec
 
 from edl import ownership
 from edl.config import Given, Settings
-from edl.errors import EdlError, NoSuchJob, UsageError
+from edl.errors import ConfigError, EdlError, NoSuchJob, TimedOut, UsageError
 from edl.events import Event, from_flat
 from edl.launch import job_stop
 from edl.launch.host_slots import parse_rooms
@@ -84,6 +85,7 @@ def loop_thread() -> LoopThread:
 __all__ = ["Ack", "Event", "Job", "JobState", "Profile", "Retry", "Status", "WorkerState", "WorkerStatus"]
 
 STOP_REASON = "stopped by edl.client"
+LOOK_S = 0.1  # between two looks for the first worker of a job that is starting
 
 
 class Job:
@@ -156,7 +158,7 @@ class Job:
 
     def wait(self, size: int | None = None, timeout: float | None = None) -> Status:
         """Wait until `size` workers train, by default as many as are asked for. `timeout` is in seconds; None means no
-        limit.
+        limit. A job that `edl run` is just starting is waited for, as long as `edl run` lives.
 
         Raises TimedOut (a TimeoutError), and JobFailed when the job is over first.
         """
@@ -297,7 +299,18 @@ class Job:
         await moved(await self._opened(), host, to, within_s)
 
     async def _wait(self, size: int | None, timeout_s: float | None) -> Status:
-        return await (await self._opened()).wait(size, timeout_s)
+        clock = asyncio.get_running_loop().time
+        deadline = math.inf if timeout_s is None else clock() + timeout_s
+        while True:
+            left_s = None if timeout_s is None else round(max(0.0, deadline - clock()), 1)
+            try:
+                return await (await self._opened()).wait(size, left_s)
+            except (NoSuchJob, ConfigError):  # ConfigError: not even its coordinator is there
+                if not self._locate().starting:
+                    raise
+            if clock() > deadline:
+                raise TimedOut(f"no worker of job {self.name} has joined within {timeout_s:g} s: it is being started")
+            await asyncio.sleep(LOOK_S)
 
     async def _profile(self, wish: Wish) -> Profile:
         return await profile(await self._opened(), self.name, wish, lambda _: None)

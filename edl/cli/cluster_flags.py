@@ -25,7 +25,7 @@ examples:
   edl cluster start --nodes localhost:4       a cluster of four devices on this machine, in the background
   edl submit --min-np 1 --max-np 4 python train.py
   edl queue
-  edl cluster stop                            jobs are saved; the next `edl cluster start` goes on with them
+  edl cluster stop                            save the jobs; the next `edl cluster start` resumes the jobs
 """
 START: Final = """
 examples:
@@ -33,17 +33,17 @@ examples:
   edl cluster start --nodes localhost:4,localhost:4     two nodes of four devices each
   edl cluster start --policy fifo
   edl cluster start --engine slurm                      each worker a job of Slurm, on all nodes that take jobs
-  edl cluster start --engine ray                        each worker an actor of Ray: of that of RAY_ADDRESS, or of here
-  edl cluster start --http 8000                         and other machines reach it, through a tunnel to 127.0.0.1:8000
+  edl cluster start --engine ray                        each worker an actor of Ray: RAY_ADDRESS, or here
+  edl cluster start --http 8000                         take jobs by HTTP from this machine, or through a tunnel
   edl cluster start --http 0.0.0.0:8443 --http-certificate cert.pem --http-key key.pem
   edl cluster start --policy elastic-tiresias --set limits=600,3600 --quota ann:2
 
-Returns once it takes jobs. It goes on in the background, and with the queue that was there before.
+The command returns once the cluster takes jobs. The cluster runs in the background, and keeps its former queue.
 """
 STOP: Final = """
 examples:
-  edl cluster stop                 saves each job that trains, ends it, and then all processes of the cluster
-  edl cluster stop --now           kills them: what was trained since the last checkpoint is lost
+  edl cluster stop                 save and end each job, then end all processes of the cluster
+  edl cluster stop --now           kill the jobs; training since the last checkpoint is lost
 """
 STATUS: Final = """
 examples:
@@ -52,7 +52,7 @@ examples:
 """
 ACCOUNTS: Final = """
 examples:
-  edl cluster accounts             device-seconds of each job, and what they were used for
+  edl cluster accounts             device-seconds of each job by use
   edl cluster accounts --csv > accounts.csv
   edl cluster accounts --json | jq .users
 """
@@ -62,13 +62,13 @@ examples:
   edl submit --name mnist --min-np 1 --max-np 4 python train.py --epochs 9
   edl submit --min-np 2 --max-np 8 --priority 5 --batch-range 256:2048 python train.py
 
-Prints the job's name. It runs in this folder, with the variables of this shell. EDL_HOME says which cluster. One on
-another machine (--cluster URL) gets the EDL_ variables, and those that --env names.
+The command prints the job's name. The job runs in this folder, with this shell's variables, in the cluster of EDL_HOME.
+A cluster on another machine (--cluster URL) gets the EDL_ variables and those of --env.
 """
 OF_TOKENS: Final = """
 examples:
-  edl cluster token                where the owner's token is, and who else has one
-  edl cluster token ann > token    a fresh one for ann, whose last one opens nothing any more
+  edl cluster token                the place of the owner's token, and all users with a token
+  edl cluster token ann > token    a new token for ann, which replaces the former token
   edl cluster token ann --revoke
 """
 OF_MANIFESTS: Final = """
@@ -77,28 +77,28 @@ examples:
   edl cluster manifests --image IMAGE --coordinator zk1:2181,zk2:2181 --gpu nvidia.com/gpu --namespace research
   kubectl apply -f edl.yaml
 
-Look at worker.yaml in it: the Pod that each worker's is made from. It was tried on a made-up API server only.
+worker.yaml in the file is the template of each worker's Pod. No real Kubernetes has run the manifests yet.
 """
 QUEUE: Final = """
 examples:
-  edl queue                        jobs that wait or run, and the last ones that are over
+  edl queue                        waiting and running jobs, and the last jobs that are over
   edl queue --json | jq '.jobs[] | select(.state == "running").name'
 """
 DESCRIBE: Final = """
 examples:
   edl describe mnist               as `edl status mnist`
-  edl describe mnist --json        of a job of a cluster, all that the queue knows of it
+  edl describe mnist --json        for a job of a cluster, the queue's whole record
 """
 CANCEL: Final = """
 example:
-  edl cancel mnist                 as `edl stop mnist`; of a job of a cluster it returns at once
+  edl cancel mnist                 as `edl stop mnist`; return at once for a job of a cluster
 """
 LOGS: Final = """
 examples:
-  edl logs mnist                   what its workers have printed
-  edl logs mnist -f                and what they print, until the job is over
-  edl logs mnist --worker mnist-2  of a job of a cluster
-  edl logs mnist --worker 1        of a job of `edl run`: lines that begin with [1]
+  edl logs mnist                   the output of all workers so far
+  edl logs mnist -f                the output so far and all further output
+  edl logs mnist --worker mnist-2  the output of one worker of a cluster's job
+  edl logs mnist --worker 1        for a job of `edl run`: lines that begin with [1]
 """
 WAIT: Final = """
 examples:
@@ -118,45 +118,63 @@ START_FLAGS: Final[dict[str, tuple[str, str]]] = {
         "local|slurm|ray|kubernetes",
         "what starts workers: this machine, jobs of Slurm, actors of Ray, Pods of Kubernetes (default: local)",
     ),
-    "http": ("[ADDRESS:]PORT", "also take jobs by HTTP there, with a token (default: not; ADDRESS: 127.0.0.1)"),
+    "http": (
+        "[ADDRESS:]PORT",
+        "also take jobs by HTTP, with a token, at this address (default: no HTTP; ADDRESS: 127.0.0.1)",
+    ),
     "http-certificate": ("FILE", "speak HTTPS, with this certificate (default: plain HTTP, on loopback only)"),
     "http-key": ("FILE", "the certificate's key"),
-    "pod-template": ("FILE", "with --engine kubernetes: the Pod that each worker's is made from, as YAML or JSON"),
-    "kubernetes": ("URL", "its API server, such as https://10.0.0.1:6443 (default: that of the Pod that this is)"),
+    "pod-template": ("FILE", "with --engine kubernetes: template of each worker's Pod, as YAML or JSON"),
+    "kubernetes": ("URL", "API server, such as https://10.0.0.1:6443 (default: the API server of this Pod)"),
     "kubernetes-account": ("DIR", "a service account's token, ca.crt and namespace (default: the Pod's own)"),
-    "kubeconfig": ("FILE", "outside of a Pod: who asks which API server (default: $KUBECONFIG, else ~/.kube/config)"),
+    "kubeconfig": ("FILE", "outside of a Pod: API server and credentials (default: $KUBECONFIG, else ~/.kube/config)"),
     "kube-context": ("NAME", "a context of the kubeconfig (default: its current one)"),
     "schedulers": ("N", "schedulers, of which one leads (default: 2)"),
 }
 MANIFESTS_FLAGS: Final[dict[str, tuple[str, str]]] = {
-    "image": ("IMAGE", "of schedulers and workers: it has edl, and what the jobs need"),
-    "etcd-image": ("IMAGE", "of the etcd that the queue lies in; instead of --coordinator"),
-    "namespace": ("NAME", "of all that is in a namespace (default: edl)"),
-    "nodes": ("NODE:SLOTS[,...]", "Kubernetes' nodes for workers (default: all that take such Pods when it starts)"),
-    "gpu": ("RESOURCE", "what a worker has one of, such as nvidia.com/gpu (default: a core)"),
-    "storage": ("SIZE", "of the volume that all share (default: 50Gi)"),
-    "storage-class": ("NAME", "of that volume: one that many nodes may write to (default: the cluster's own)"),
-    "user-id": ("UID", "as whom all run (default: 1000)"),
-    "kustomize": ("DIR", "write a Kustomize base to this folder, instead of one file to the output"),
+    "image": ("IMAGE", "image of schedulers and workers, with edl and the packages of the jobs"),
+    "etcd-image": ("IMAGE", "image of the etcd that keeps the queue; instead of --coordinator"),
+    "namespace": ("NAME", "namespace of all objects (default: edl)"),
+    "nodes": (
+        "NODE:SLOTS[,...]",
+        "Kubernetes' nodes for workers (default: all nodes that take such Pods at the start)",
+    ),
+    "gpu": ("RESOURCE", "resource of which each worker gets one, such as nvidia.com/gpu (default: a core)"),
+    "storage": ("SIZE", "size of the shared volume (default: 50Gi)"),
+    "storage-class": (
+        "NAME",
+        "storage class of that volume, to which many nodes may write (default: the cluster's own)",
+    ),
+    "user-id": ("UID", "user id of all containers (default: 1000)"),
+    "kustomize": ("DIR", "write a Kustomize base to this folder, instead of printing one file"),
 }
 SUBMIT_FLAGS: Final[dict[str, tuple[str, str]]] = {
-    "batch-range": ("A:B", "samples a step, of all workers together, that a policy may choose from (default: its own)"),
-    "priority": ("N", "higher ones first; lower ones shrink for it, or are sent away (default: 0)"),
-    "deadline": ("SECONDS", "it should be over by then, from now on: for policies that heed it (default: none)"),
-    "folder": ("DIR", "in which it runs, on the cluster's machine (default: this one)"),
-    "user": ("U", "whose job it is (default: who types this)"),
+    "batch-range": (
+        "A:B",
+        "range of the global batch size from which a policy may choose (default: the script's batch size)",
+    ),
+    "priority": (
+        "N",
+        "jobs of higher priority come first; jobs of lower priority shrink or are preempted (default: 0)",
+    ),
+    "deadline": ("SECONDS", "time until the job should be over, for policies with deadlines (default: none)"),
+    "folder": ("DIR", "working folder of the job, on the cluster's machine (default: this folder)"),
+    "user": ("U", "owner of the job (default: you)"),
 }
 REACH_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "cluster": ("URL", "a cluster on another machine, such as https://node1:8443 (default: that of EDL_HOME)"),
     "token-file": ("FILE", "with --cluster: the file that holds your token (default: ~/.edl/token)"),
-    "ca-file": ("FILE", "with --cluster https://...: who signed its certificate (default: whom this machine trusts)"),
+    "ca-file": (
+        "FILE",
+        "with --cluster https://...: certificate authority of the cluster (default: this machine's authorities)",
+    ),
 }
 ON_KUBERNETES: Final = ("pod-template", "kubernetes", "kubernetes-account", "kubeconfig", "kube-context")
 START_GROUPS: Final = {
     "by HTTP": ("http", "http-certificate", "http-key"),
     "on Kubernetes": ON_KUBERNETES,
 }
-SUBMIT_GROUPS: Final = {"its workers": ("np",), "what the policy goes by": ("batch-range", "priority", "deadline")}
+SUBMIT_GROUPS: Final = {"its workers": ("np",), "for the policy": ("batch-range", "priority", "deadline")}
 OF_REACH: Final = frozenset(("EDL_CLUSTER", "EDL_TOKEN_FILE", "EDL_CA_FILE"))  # their variables
 
 
@@ -166,11 +184,15 @@ def add_cluster(found: Commands) -> None:
     add_values(parser, START_FLAGS, grouped(parser, START_GROUPS))
     add_list(parser, "--set", "NAME=VALUE", "a parameter of the policy")
     add_list(parser, "--quota", "USER:DEVICES", "devices that this user may have at once")
-    add_list(parser, "--highest-priority", "USER:N", "what this user's token may ask for at most (default: 0)")
-    add_switch(parser, "--foreground", "stay until SIGTERM or Ctrl-C, then end its processes; workers go on")
+    add_list(parser, "--highest-priority", "USER:N", "highest priority that this user's token may ask for (default: 0)")
+    add_switch(
+        parser,
+        "--foreground",
+        "stay in the foreground; SIGTERM or Ctrl-C ends the cluster's processes, and workers go on",
+    )
     add_settings(parser, "coordinator", "local_coordinator", "session_timeout_s", "log_level", "home")
     parser = command(commands, "stop", later("cluster", "stop"), "stop the cluster", STOP)
-    add_switch(parser, "--now", "do not save its jobs first: kill them")
+    add_switch(parser, "--now", "kill the jobs instead of saving them")
     add_settings(parser, "home")
     parser = command(commands, "status", later("cluster", "status"), "show the state of the cluster", STATUS)
     add_switch(parser, "--json", "one JSON object")
@@ -181,8 +203,10 @@ def add_cluster(found: Commands) -> None:
     add_settings(parser, "coordinator")
     summary = "create or revoke a user's token for the HTTP interface"
     parser = command(commands, "token", later("cluster", "token"), summary, OF_TOKENS)
-    parser.add_argument("user", metavar="USER", nargs="?", help="whose token; left out: say who has one")
-    add_switch(parser, "--revoke", "the user's token opens nothing any more")
+    parser.add_argument(
+        "user", metavar="USER", nargs="?", help="user of the token (default: list all users with a token)"
+    )
+    add_switch(parser, "--revoke", "revoke the user's token")
     add_settings(parser, "home")
     summary = "show the device hours of each job and user"
     parser = command(commands, "accounts", later("cluster", "show_accounts"), summary, ACCOUNTS)
@@ -199,9 +223,9 @@ def add_submit(found: Commands) -> None:
     groups = grouped(parser, SUBMIT_GROUPS)
     add_value(parser, "--name", "NAME", text, also=("--job",))
     add_values(parser, SUBMIT_FLAGS, groups)
-    add_list(parser, "--env", "NAME[=VALUE]", "a variable that it gets")
+    add_list(parser, "--env", "NAME[=VALUE]", "environment variable of the job")
     add_settings(groups["np"], "np", "min_workers", "max_workers")
-    add_switch(groups["np"], "--spread", "its workers on as many nodes as can be, instead of as few")
+    add_switch(groups["np"], "--spread", "spread the workers over as many nodes as possible, instead of as few")
     add_settings(parser, "checkpoint", "warm_starts")
     _add_reach(parser)
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what each worker runs")
@@ -231,10 +255,10 @@ def add_jobs(found: Commands) -> None:
             add_switch(parser, "--json", "one JSON object")
         elif name == "logs":
             add_switch(parser, "--follow", "print further output until the job is over", "-f")
-            text = "only of this worker: its id, or of a job of `edl run` the number before its lines (default: all)"
+            text = "show one worker: its id, or for a job of `edl run` the number before its lines (default: all)"
             add_values(parser, {"worker": ("ID", text)})
         elif name == "wait":
-            add_values(parser, {"timeout": ("SECONDS", "give up after so long (default: never)")})
+            add_values(parser, {"timeout": ("SECONDS", "stop waiting after this time (default: never)")})
 
 
 def _add_reach(parser: Parser) -> None:
@@ -260,21 +284,21 @@ Exit code: 0 when it has been simulated, 2 when the trace or a flag is wrong: on
 """
 # flag -> (metavar, help, default)
 FLAGS: Final[dict[str, tuple[str, str, str | None]]] = {
-    "nodes": ("NxG", "so many nodes with so many devices each", "16x4"),
-    "interval": ("SECONDS", "from one decision to the next; 0: whenever a job comes or ends", "0"),
+    "nodes": ("NxG", "N nodes with G devices each", "16x4"),
+    "interval": ("SECONDS", "time between two decisions; 0: decide when a job comes or ends", "0"),
     "change-cost": (
         "SECONDS|measured|FILE",
         (
-            "how long a change keeps a job from training: as a stop and a start of so many seconds, as measured on "
-            "edl, or as in the events of a job of yours (`edl events JOB --json`)"
+            "cost of a change of size: a stop and a start of SECONDS, the costs measured on edl, or the events of your "
+            "job (`edl events JOB --json`)"
         ),
         "measured",
     ),
     "speeds": (
         "fitted|oracle",
         (
-            "what the policy is told of jobs' speeds: what is fitted to what they report, or the trace's own tables "
-            "(default: fitted where jobs may change their batch, and the policy is no oracle)"
+            "speeds that the policy knows: fitted to the jobs' reports, or the trace's own tables (default: fitted, "
+            "where jobs may change their batch and the policy is no oracle)"
         ),
         None,
     ),
@@ -283,7 +307,7 @@ FLAGS: Final[dict[str, tuple[str, str, str | None]]] = {
         "MEAN:LENGTH:LOST",
         (
             "each node fails every MEAN seconds on average, for LENGTH, and its jobs lose LOST seconds of training "
-            "(default: none does)"
+            "(default: no failures)"
         ),
         None,
     ),
@@ -291,21 +315,21 @@ FLAGS: Final[dict[str, tuple[str, str, str | None]]] = {
         "MEAN:LENGTH:TIMES",
         (
             "each node is slow every MEAN seconds on average, for LENGTH: steps of its jobs take TIMES as long "
-            "(default: none is)"
+            "(default: no stragglers)"
         ),
         None,
     ),
-    "seed": ("N", "of what goes wrong", "0"),
+    "seed": ("N", "random seed of failures and stragglers", "0"),
     "applications": ("DIR", "a Pollux trace's tables (default: beside the trace)", None),
     "throughputs": ("DIR", "an ElasticFlow trace's tables (default: beside the trace)", None),
-    "plot": ("FILE", "also draw it, as .png, .svg or .pdf: each job's workers, and the devices in use", None),
+    "plot": ("FILE", "also draw each job's workers and the devices in use, as .png, .svg or .pdf", None),
 }
 
 
 def add_simulate(found: Commands) -> None:
     summary = "simulate a scheduling policy on a trace of jobs"
     parser = command(found, "simulate", later("simulate", "simulate"), summary, EXAMPLES)
-    parser.add_argument("trace", metavar="TRACE", help="a CSV file of jobs")
+    parser.add_argument("trace", metavar="TRACE", help="CSV file of jobs")
     add_value(parser, "--policy", "P", "the scheduling policy", required=True)
     add_list(parser, "--set", "NAME=VALUE", "a parameter of the policy")
     for name, (metavar, text, default) in FLAGS.items():

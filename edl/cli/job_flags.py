@@ -37,12 +37,12 @@ examples:
 
 Each flag can be given as a variable too: EDL_NP=2, EDL_MAX_NP=4, EDL_JOB=mnist, ...
 Exit code: 0 when the job finished, 1 when it failed, 2 when it could not start as it was asked for, 75 when it was
-preempted: the same line goes on with it.
+preempted: the same command resumes the job.
 Ctrl-C ends the job and all its processes, a second Ctrl-C at once.
 """
 STATUS_EXAMPLES = """
 examples:
-  edl status                      the job that runs here, or a list when there are several or none
+  edl status                      show the job that runs here, or list all jobs
   edl status mnist
   edl status mnist --json | jq .step
   EDL_SECRET_FILE=secret edl status mnist --coordinator zk1:2181
@@ -50,32 +50,32 @@ examples:
 """
 EVENTS_EXAMPLES = """
 examples:
-  edl events mnist                what has happened so far
-  edl events mnist --follow       and what happens from now on, until the job is over
+  edl events mnist                all events so far
+  edl events mnist --follow       all events so far and each new event, until the job is over
   edl events mnist --json | jq 'select(.kind == "scaled") | .pause_ms'
 """
 BATCH_EXAMPLES = """
 examples:
-  edl batch mnist 512             from one of the next steps on, 512 samples a step, however many workers there are
+  edl batch mnist 512             512 samples a step, of all workers together, from one of the next steps on
 
-Training does not stop for it. The learning rate follows where the script has called edl.scale_rate(...). A worker whose
-part of a step would not fit its memory: take it in microbatches, `for part, share in edl.microbatches(ids, most=256)`.
+Training does not stop. The learning rate follows if the script has called edl.scale_rate(...). If a worker's part of a
+step does not fit its memory, take the part in microbatches: `for part, share in edl.microbatches(ids, most=256)`.
 """
 SCALE_EXAMPLES = """
 examples:
   edl scale mnist 4               ask for four workers
-  edl scale mnist 2 --wait        and return when the job has that size, printing the pause
+  edl scale mnist 2 --wait        ask for two workers; return when the job has two, and print the pause
   edl scale mnist 8 --wait --timeout 600
-                                  the same, for ten minutes at most
+                                  the same; stop waiting after ten minutes
 
-  edl scale digits 3              a job of the cluster (`edl submit`): it has 3 workers at most, where devices are free
+  edl scale digits 3              a job of the cluster (`edl submit`): 3 workers at most, as devices are free
 
-Growing: `edl run` starts the workers that are missing. For a job without it start them, by EDL_JOB and EDL_COORDINATOR.
-For a job of a cluster its queue does.
+`edl run` starts the new workers of its job, and the queue those of a cluster's job. For a job without either, start
+workers by EDL_JOB and EDL_COORDINATOR.
 """
 STOP_EXAMPLES = """
 example:
-  edl stop mnist                  ends the job cleanly, and returns when it is over; one of a cluster, for good
+  edl stop mnist                  end the job; return when the job is over
 """
 PROFILE_EXAMPLES = """
 examples:
@@ -83,7 +83,7 @@ examples:
   edl profile mnist --min 2 --max 16 --stride 2 --batches 50 --plot mnist.png
   edl profile mnist --json | jq .rows
 
-The job trains on meanwhile, and afterwards has the size again that it was asked for before.
+The job trains meanwhile. After the last measurement the job gets its former size again.
 """
 HOSTS_EXAMPLES = """
 examples:
@@ -94,10 +94,10 @@ examples:
 """
 PREEMPT_EXAMPLES = """
 examples:
-  edl preempt mnist                  save it, and end it; the same `edl run` line goes on with it
-  edl preempt mnist --deadline 10    after 10 s it ends, saved or not
+  edl preempt mnist                  save the job and end the job; the same `edl run` command resumes the job
+  edl preempt mnist --deadline 10    end the job after 10 s, saved or not
 
-Exit code: 0 once the job is over and saved, 1 if it could not be saved.
+Exit code: 0 once the job is over and saved, 1 if the job could not be saved.
 """
 REPLAY_EXAMPLES = """
 examples:
@@ -112,38 +112,38 @@ examples:
   edl migrate mnist --from node1                    to the other hosts on which the job trains
   edl migrate mnist --from node1 --to node2:4       to a host where `edl run -np 0 ...` waits, or where it trains
 
-Training goes on meanwhile. Returns when no worker is left there; exit code 1, with the reason, when they stay.
+Training goes on. The command returns when no worker is left on the host; exit code 1, with the reason, if they stay.
 """
 CLEAN_EXAMPLES = """
 examples:
-  edl clean --coordinator zk1:2181            whatever is over there, as far as it opens to you
+  edl clean --coordinator zk1:2181            all jobs there that are over and that you may remove
   edl clean --coordinator zk1:2181 --older-than 86400
-                                              what has been over for a day
-  edl clean mnist                             one job, of which the coordinator is on record here
+                                              all jobs that have been over for a day
+  edl clean mnist                             one job whose coordinator is on record on this machine
 
-A job that is over also goes by itself, a week after its end (`edl run --keep-nodes SECONDS`), when another job of the
-same coordinator has a leader that may remove it. What `edl run` has on record on this machine stays.
+The leader of another job of the same coordinator removes a job a week after its end (`edl run --keep-nodes SECONDS`).
+The record of `edl run` on this machine stays.
 """
 # title -> settings; settings in no group are listed first
 RUN_GROUPS: Final[dict[str, tuple[str, ...]]] = {
     "the job": ("job", "np", "min_workers", "max_workers", "processes", "config", "home"),
-    "another size while it runs": ("autoscale", "autoscale_every", "batch_policy", "virtual_workers", "stragglers",
+    "change of size": ("autoscale", "autoscale_every", "batch_policy", "virtual_workers", "stragglers",
                                      "warm_starts"),
     "the ring": ("ring", "network_interface", "check_weights", "on_divergence", "verify_compute"),
     "checkpoints": ("checkpoint", "checkpoint_every", "checkpoint_overhead", "keep_checkpoints", "resume"),
     "faults": ("max_restarts", "session_timeout_s", "step_timeout_s"),
     "the coordinator": ("coordinator", "local_coordinator", "zookeeper_port", "secret_file", "keep_nodes_s"),
-    "what is written and served": ("output_filename", "audit", "tensorboard", "metrics_port", "metrics_address",
+    "logs and metrics": ("output_filename", "audit", "tensorboard", "metrics_port", "metrics_address",
                                    "log_level"),
 }  # fmt: skip
 # flag -> (metavar, help)
 PROFILE_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "min": ("A", "smallest size (default: the job's --min-np)"),
-    "max": ("B", "largest size, with which it begins (default: the job's --max-np, else its size)"),
-    "stride": ("N", "workers fewer each time (default: 1)"),
+    "max": ("B", "largest size, measured first (default: the job's --max-np, else its size)"),
+    "stride": ("N", "workers to remove after each size (default: 1)"),
     "batches": ("N", "batches to measure at each size (default: 100)"),
-    "timeout": ("SECONDS", "give up when a size takes longer (default: 600)"),
-    "plot": ("FILE", "also draw it, as .png, .svg or .pdf"),
+    "timeout": ("SECONDS", "stop when a size takes longer (default: 600)"),
+    "plot": ("FILE", "also draw the table, as .png, .svg or .pdf"),
 }
 
 
@@ -196,8 +196,7 @@ def add_scale(found: Commands) -> None:
         parser,
         "--timeout",
         "SECONDS",
-        "give up asking after so long (default: 60), with --wait also waiting (default: never), where the request "
-        "stands",
+        "stop asking after this time (default: 60); with --wait, also stop waiting (default: never)",
     )
     add_elsewhere(parser)
 
@@ -232,11 +231,11 @@ def add_hosts(found: Commands) -> None:
         HOSTS_EXAMPLES,
     )
     add_job(parser)
-    add_settings(parser, "np", text="workers of a job that is yet to come")
+    add_settings(parser, "np", text="workers of a job that has not started")
     parser.add_argument(
         "--hosts",
         metavar="HOST:SLOTS[,...]",
-        help="hosts it may use, filled in this order (default: localhost, with slots for all) [EDL_HOSTS]",
+        help="hosts of the job, filled in this order (default: localhost, with slots for all workers) [EDL_HOSTS]",
     )
 
 
@@ -265,10 +264,12 @@ def add_migrate(found: Commands) -> None:
     summary = "move the workers of a host to other hosts while the job trains"
     parser = command(found, "migrate", later("scale", "migrate"), summary, MIGRATE_EXAMPLES)
     add_job(parser)
-    add_value(parser, "--from", "HOST", "host to be left: its name or address, as `edl status` shows it", field="left")
-    others = "hosts to go to, filled in this order (default: the others of the job)"
+    add_value(
+        parser, "--from", "HOST", "host that the workers leave: its name or address in `edl status`", field="left"
+    )
+    others = "new hosts, filled in this order (default: the job's other hosts)"
     add_value(parser, "--to", "HOST:SLOTS[,...]", others)
-    text = "how long the new workers may boot; then the job stays where it is (default: as long as a boot may take)"
+    text = "time in which the new workers must boot, else the workers stay (default: as long as a boot may take)"
     add_value(parser, "--timeout", "SECONDS", text)
 
 
@@ -276,30 +277,31 @@ def add_clean(found: Commands) -> None:
     summary = "remove the records of jobs that are over from a coordinator"
     parser = command(found, "clean", later("clean", "clean"), summary, CLEAN_EXAMPLES)
     add_job(parser, nargs="?")
-    add_value(parser, "--older-than", "SECONDS", "only what has been over for so long (default: 0)")
+    add_value(parser, "--older-than", "SECONDS", "remove only jobs that ended at least this time ago (default: 0)")
 
 
 DASHBOARD_EXAMPLES = """
 examples:
-  edl dashboard                   of the job that runs here; prints the link that opens its page
+  edl dashboard                   serve the page of the job that runs here, and print its link
   edl dashboard mnist --port 8000 --allow-scale
-                                  always at the same port, with buttons: grow, shrink, checkpoint, stop
-  edl dashboard                   of the cluster, where one runs here: its queue, its nodes, who had which device
+                                  at a fixed port, with buttons: grow, shrink, checkpoint, stop
+  edl dashboard                   where a cluster runs, its page: the queue, the nodes, the use of devices
   edl dashboard --cluster https://node1:8443
   ssh -L 8000:127.0.0.1:8000 node1
-                                  and then that link, from your own machine
+                                  on your own machine, to open the link there
 
-The page is served on 127.0.0.1 until Ctrl-C. Who has the link can look; the job does not notice.
+The command serves the page on 127.0.0.1 until Ctrl-C. The link opens the page for any
+reader, and training does not slow down.
 """
 TOP_EXAMPLES = """
 examples:
-  edl top                         the job that runs here; Ctrl-C leaves it
-  edl top mnist | head -20        once, as plain lines, where the output is no terminal
+  edl top                         show the job that runs here, until Ctrl-C
+  edl top mnist | head -20        one look as plain lines, as the output is no terminal
 """
 REPORT_EXAMPLES = """
 examples:
   edl report mnist --html mnist.html
-                                  one file with all that is on record of the job: open it in any browser
+                                  write one file, which any browser opens
   edl report mnist --beside mnist-2 --html both.html
                                   compare two jobs: sizes, throughput, figures such as the loss, where the time went
 """
@@ -323,27 +325,27 @@ def add_report(found: Commands) -> None:
     summary = "write a report of a job as one HTML file"
     parser = command(found, "report", later("dashboard", "report"), summary, REPORT_EXAMPLES)
     add_job(parser)
-    add_value(parser, "--html", "FILE", "the file", required=True)
+    add_value(parser, "--html", "FILE", "HTML file to write", required=True)
     add_value(parser, "--beside", "JOB", "another job, which the report compares with the first one")
 
 
 DATA_EXAMPLES = """
 example:
-  edl data verify audit           what became of every sample of a job that was run with --audit audit
+  edl data verify audit           check each sample of a job that ran with --audit audit
 """
 VERIFY_SUMMARY = "verify that a job trained every sample once"
 VERIFY_EXAMPLES = """
 examples:
   edl run --audit audit python train.py
-  edl data verify audit           per epoch: how many samples were trained, lost, repeated, and the first of those
+  edl data verify audit           per epoch: the numbers of samples trained, lost and repeated, and the first of them
   edl data verify audit --json | jq .clean
-  edl data verify audit-1 audit-2 all lives of a job that was resumed, where each had a folder of its own
+  edl data verify audit-1 audit-2 all lives of a job that was resumed with a new folder each time
 
 Exit code: 0 when nothing is lost or repeated, 1 when something is, 2 when DIR holds no audit that can be read.
 """
 CHECKPOINT_EXAMPLES = """
 examples:
-  edl checkpoint mnist --wait                   save job mnist now; returns once that is durable
+  edl checkpoint mnist --wait                   save job mnist now; return once the checkpoint is durable
   edl checkpoint ls checkpoints                 all checkpoints of all jobs in that folder
   edl checkpoint verify s3://bucket/checkpoints --job mnist
 """
@@ -352,11 +354,12 @@ examples:
   edl checkpoint ls checkpoints
   edl checkpoint ls checkpoints --job mnist --json | jq '.checkpoints[0].step'
 
-The newest comes first. "durable": the manifest is right, and all files are as long as it says. `verify` reads them.
+The newest checkpoint comes first. "durable": the manifest is right, and each file has its length. `verify` reads each
+byte.
 """
 SHOW_EXAMPLES = """
 examples:
-  edl checkpoint show checkpoints/mnist         the newest that is whole
+  edl checkpoint show checkpoints/mnist         the newest whole checkpoint
   edl checkpoint show checkpoints/mnist/0001-000001-000000000500 --json | jq .ledger
 """
 CHECK_EXAMPLES = """
@@ -369,7 +372,7 @@ Exit code: 0 when the newest checkpoint of each job is whole, 1 when one is not,
 NOW_EXAMPLES = """
 examples:
   edl checkpoint mnist               ask for a checkpoint
-  edl checkpoint mnist --wait        and return once it is durable: prints its path
+  edl checkpoint mnist --wait        ask for a checkpoint; print its path once the checkpoint is durable
 """
 EXPORT_EXAMPLES = """
 examples:
@@ -404,7 +407,7 @@ def add_data(found: Commands) -> None:
         "folders",
         metavar="DIR",
         nargs="+",
-        help="the folder that EDL_AUDIT or --audit named; several, where lives of the job had one each",
+        help="folder of --audit (EDL_AUDIT); several folders for several lives of a job",
     )
     add_switch(parser, "--json", "one JSON object")
 
@@ -416,17 +419,25 @@ def add_checkpoint(found: Commands) -> None:
     summary = "save a checkpoint of a running job now"
     parser = command(commands, NOW, later("checkpoint", "checkpoint"), summary, NOW_EXAMPLES)
     add_job(parser)
-    add_switch(parser, "--wait", "return once the checkpoint is durable, and print where it is")
+    add_switch(parser, "--wait", "return once the checkpoint is durable, and print its path")
     for name, (act, summary, examples) in CHECKPOINTS.items():
         parser = command(commands, name, later("checkpoint", act), summary, examples)
-        parser.add_argument("folder", metavar="DIR", help="a folder or URL of checkpoints, of a job's, or one of them")
-        add_settings(parser, "job", text="only those of this job")
+        parser.add_argument(
+            "folder",
+            metavar="DIR",
+            help="folder or URL: of all checkpoints, of one job's checkpoints, or of one checkpoint",
+        )
+        add_settings(parser, "job", text="only checkpoints of this job")
         add_switch(parser, "--json", "one JSON object")
     summary = "export the model of a checkpoint as one safetensors file"
     parser = command(commands, EXPORT, later("checkpoint", "export"), summary, EXPORT_EXAMPLES)
-    parser.add_argument("folder", metavar="DIR", help="a folder or URL of checkpoints, of a job's, or one of them")
-    parser.add_argument("file", metavar="FILE", help="the new file, such as model.safetensors")
-    add_settings(parser, "job", text="only those of this job")
+    parser.add_argument(
+        "folder",
+        metavar="DIR",
+        help="folder or URL: of all checkpoints, of one job's checkpoints, or of one checkpoint",
+    )
+    parser.add_argument("file", metavar="FILE", help="new file, such as model.safetensors")
+    add_settings(parser, "job", text="only checkpoints of this job")
 
 
 PROVE_EXAMPLES = """

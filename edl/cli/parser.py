@@ -37,6 +37,10 @@ examples:
 
 Completes commands, flags, their values, and names of the jobs of this machine.
 """
+VERSION_EXAMPLES = """
+example:
+  edl version                     as `edl --version`
+"""
 DOCTOR_EXAMPLES = """
 example:
   edl doctor                      Horovod, Java, ZooKeeper, etcd, ports, packages: what is wrong, and what to do
@@ -111,7 +115,7 @@ def _add_own(found: Commands, root: Parser) -> None:
 
     parser = command(found, "help", tell, "show all commands, or the help of one command", HELP_EXAMPLES)
     parser.add_argument("words", nargs="*", metavar="COMMAND", help="the command (default: all)")
-    command(found, "version", version, "show the version", "")
+    command(found, "version", version, "show the version", VERSION_EXAMPLES)
     summary = "print a completion script for your shell"
     parser = command(found, "completion", later("completion", "complete"), summary, COMPLETION_EXAMPLES)
     parser.add_argument("shell", metavar="bash|zsh|fish", choices=("bash", "zsh", "fish", "words"), help="the shell")

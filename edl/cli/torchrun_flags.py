@@ -22,23 +22,23 @@ from edl.torchrun.trial_result import ACCUMULATE
 EXAMPLES = """
 examples:
   edl torchrun --standalone --nproc-per-node 2 train.py --epochs 3
-                                  what `torchrun` runs, as a job that grows and shrinks while it trains
+                                  the script of `torchrun`, as a job that grows and shrinks while the job trains
   edl torchrun --nnodes 1:4 --nproc-per-node 2 train.py
                                   two workers here, and up to eight in all
   edl torchrun --nproc-per-node 2 -m package.train
   edl run --as-torchrun -np 2 python train.py
-                                  the same with the flags of `edl run`, which `edl torchrun` has, too
+                                  the same by the flags of `edl run`, which `edl torchrun` takes, too
 
-The script is not changed: docs/torchrun.md says what it may use.
+The script stays unchanged; docs/torchrun.md lists what the script may use.
 """
 WITH_VALUE: Final = {
-    "nnodes": ("N|MIN:MAX", "nodes, each with so many workers as --nproc-per-node says: the bounds of the job's size"),
+    "nnodes": ("N|MIN:MAX", "number of nodes, of --nproc-per-node workers each: the bounds of the job's size"),
     "nproc-per-node": ("N|auto|gpu|cpu", "workers to start here (default: 1)"),
-    "rdzv-id": ("NAME", "name of the job, as --job"),
-    "rdzv-endpoint": ("HOST:PORT", "an etcd with --rdzv-backend etcd; else it must be this machine, and says nothing"),
-    "rdzv-backend": ("BACKEND", "etcd, or any other, which says nothing"),
-    "log-dir": ("DIR", "as --output-filename"),
-    "accumulate": ("K", "batches of one update; without it, a script that may add up several is tried before"),
+    "rdzv-id": ("NAME", "name of the job, like --job"),
+    "rdzv-endpoint": ("HOST:PORT", "with --rdzv-backend etcd: the etcd; else this machine, which edl ignores"),
+    "rdzv-backend": ("BACKEND", "etcd; edl ignores any other backend"),
+    "log-dir": ("DIR", "like --output-filename"),
+    "accumulate": ("K", "batches of one update (default: found by a trial, if the script may accumulate)"),
 }
 WITHOUT_MEANING: Final = {
     "rdzv-conf": "edl has time-outs of its own, as --session-timeout and --step-timeout",
@@ -64,9 +64,9 @@ HERE: Final = ("localhost", "127.0.0.1", "::1", "0", "")
 MODULE: Final = (sys.executable, "-u", "-m", "edl.torchrun")
 CHECK_EXAMPLES: Final = """
 examples:
-  edl check train.py              what of the script stays as it was when workers come and go, and what is refused
+  edl check train.py              list the lines to know about, and the lines that edl refuses
   edl check --try train.py --epochs 3
-                                  also run it, alone, until its first update
+                                  also run the script, alone, until its first update
 
 Exit code: 0, or 1 if a line is refused where it is reached.
 """
@@ -91,9 +91,9 @@ def add_torchrun(found: Commands) -> None:
     group.add_argument(
         "--fixed-size",
         action="store_true",
-        help="a job of which the size never changes: it ends with a worker that is lost",
+        help="keep the job's size; the job ends when a worker is lost",
     )
-    group.add_argument("--standalone", action="store_true", help="a job of this machine alone")
+    group.add_argument("--standalone", action="store_true", help="run the job on this machine alone")
     group.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as with `python -m`")
     group.add_argument("--no-python", "--no_python", action="store_true", help=argparse.SUPPRESS)
     group.add_argument("--max_restarts", dest="torchrun_max_restarts", help=argparse.SUPPRESS)  # the setting's twin

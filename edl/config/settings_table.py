@@ -52,7 +52,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_SECRET_FILE",),
         ("--secret-file",),
         "FILE",
-        "file with the secret that the workers of the job share (default: the one in the job's record here)",
+        "file with the secret that the workers of the job share (default: the file in the job's record here)",
     ),
     Setting(
         "np",
@@ -118,8 +118,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_RING",),
         ("--ring",),
         "auto|horovod|torch",
-        "library that averages PyTorch's gradients: Horovod, or torch's own process groups (gloo, NCCL), which need no "
-        "build of Horovod; TensorFlow always uses Horovod (default: auto, Horovod where it is installed)",
+        "library that averages PyTorch's gradients: Horovod, or PyTorch's process groups (gloo, NCCL), which need no "
+        "Horovod; TensorFlow always uses Horovod (default: auto, Horovod where it is installed)",
     ),
     Setting(
         "check_weights",
@@ -127,8 +127,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_CHECK_WEIGHTS",),
         ("--check-weights",),
         "STEPS",
-        "steps from one comparison of all workers' weights and optimizers to the next; there are some after each "
-        "change of workers, and one at the end, in any case, and 0 means no other (default: 100)",
+        "compare the weights and optimizers of all workers every STEPS steps; 0: only after each change of workers and "
+        "at the end (default: 100)",
     ),
     Setting(
         "on_divergence",
@@ -155,9 +155,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_VIRTUAL_WORKERS",),
         ("--virtual-workers",),
         "V",
-        "the same bits at any size: each step is computed as V parts, on 1 to V workers, and weights and optimizer do "
-        "not depend on how many there were, or died; the script takes its parts by edl.microbatches(batch) (default: "
-        "none)",
+        "get the same bits at any size: workers compute each step as V parts, and neither the number of workers nor a "
+        "death changes the weights; the script takes its parts by edl.microbatches(batch) (default: none)",
     ),
     Setting(
         "verify_compute",
@@ -174,8 +173,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_PROCESSES",),
         ("--processes",),
         "S",
-        "processes of each worker, on one host, over which a model of PyTorch's is sharded, as by fully_shard() "
-        "(default: 1)",
+        "processes of each worker, on one host, which hold a PyTorch model in shards, as by fully_shard() (default: 1)",
     ),
     Setting(
         "checkpoint",
@@ -183,8 +181,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_CHECKPOINT",),
         ("--checkpoint",),
         "DIR|URL",
-        "save the job there while it trains; started again with the same line, it goes on from the newest checkpoint "
-        "(default: it is not saved)",
+        "save the job in this folder while the job trains; the same command, typed again, resumes from the newest "
+        "checkpoint (default: no checkpoints)",
     ),
     Setting(
         "checkpoint_every",
@@ -192,7 +190,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_CHECKPOINT_EVERY",),
         ("--checkpoint-every",),
         "30s|500steps|auto",
-        "from one checkpoint to the next; auto: as what one costs and the faults seen ask for (default: auto)",
+        "interval between checkpoints; auto: chosen by the cost of a checkpoint and the rate of faults (default: auto)",
     ),
     Setting(
         "checkpoint_overhead",
@@ -225,7 +223,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_OUTPUT_FILENAME",),
         ("--output-filename",),
         "DIR",
-        "also write what worker N prints to DIR/rank.N/stdout and DIR/rank.N/stderr",
+        "also write the output of worker N to DIR/rank.N/stdout and DIR/rank.N/stderr",
     ),
     Setting(
         "audit",
@@ -233,7 +231,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_AUDIT",),
         ("--audit",),
         "DIR",
-        "each worker records in DIR what it trains, for `edl data verify DIR` (default: no record)",
+        "record in DIR the samples that each worker trains, for `edl data verify DIR` (default: no record)",
     ),
     Setting(
         "network_interface",
@@ -241,7 +239,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_NETWORK_INTERFACE",),
         ("--network-interface",),
         "NAME",
-        "network interface between workers (default: chosen for you)",
+        "network interface between workers (default: the interface towards the coordinator)",
     ),
     Setting(
         "session_timeout_s",
@@ -265,7 +263,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_KEEP_NODES",),
         ("--keep-nodes",),
         "SECONDS",
-        "how long a job that is over can be looked at in a coordinator that outlives it (default: a week, 604800)",
+        "keep the record of a job that is over in its coordinator for this time (default: a week, 604800)",
     ),
     Setting(
         "zookeeper_port",
@@ -273,7 +271,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_ZOOKEEPER_PORT",),
         ("--zookeeper-port",),
         "PORT",
-        "port of the local ZooKeeper or etcd (default: any free one)",
+        "port of the local ZooKeeper or etcd (default: any free port)",
     ),
     Setting(
         "metrics_port",
@@ -281,8 +279,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_METRICS_PORT",),
         ("--metrics-port",),
         "PORT",
-        "each worker's daemon serves /metrics for Prometheus on this port or the next free one, 0: on any; "
-        "the leader's has the job's (default: none is served)",
+        "serve /metrics for Prometheus from each worker's daemon, on this port or the next free port (0: any port); "
+        "the leader's daemon has the job's metrics (default: no metrics)",
     ),
     Setting(
         "metrics_address",
@@ -290,7 +288,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_METRICS_ADDRESS",),
         ("--metrics-address",),
         "ADDRESS",
-        "address of this machine to serve metrics on; all who reach it can read them (default: 127.0.0.1)",
+        "address of this machine to serve metrics on; each host that reaches the address can read the metrics "
+        "(default: 127.0.0.1)",
     ),
     Setting(
         "tensorboard",
@@ -298,8 +297,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_TENSORBOARD",),
         ("--tensorboard",),
         "DIR",
-        "write the job's size, throughput, what the script gives to edl.report(), and its events to DIR/JOB for "
-        "TensorBoard (default: nothing is written)",
+        "write the job's size, throughput, events and the figures of edl.report() to DIR/JOB for TensorBoard (default: "
+        "nothing)",
     ),
     Setting(
         "warm_starts",
@@ -307,8 +306,8 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_WARM_STARTS",),
         ("--warm-starts",),
         "on|off|eager",
-        "keep a process that has imported what the workers have, and fork later workers from it; it imports at the "
-        "lowest priority, or, eager, at that of the workers (default: on)",
+        "fork later workers from a process that has imported the workers' modules; on: import at the lowest priority, "
+        "eager: at the workers' priority (default: on)",
     ),
     Setting(
         "log_level",
@@ -324,7 +323,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_CONFIG",),
         ("--config",),
         "FILE.toml",
-        "file of further settings, by the names of their flags, as in `max-np = 4`; flags and variables win over it",
+        "TOML file of settings, by the names of the flags, as in `max-np = 4`; flags and variables win over the file",
     ),
     Setting(
         "home", value_parsers.path, ("EDL_HOME",), ("--home",), "DIR", "folder of the records of jobs (default: ~/.edl)"

@@ -28,10 +28,10 @@ def plots(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 @every_notebook
-def test_a_notebook_runs_from_its_first_cell_to_its_plot(path, tmp_path, monkeypatch) -> None:
+def test_a_notebook_runs_from_its_first_cell_to_its_plot(path, edl, tmp_path, monkeypatch) -> None:
     for name in [name for name in os.environ if name.startswith("EDL_")]:
         monkeypatch.delenv(name)
-    told = {"EDL_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path / "ipython")}
+    told = {"EDL_HOME": str(edl.home), "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path / "ipython")}
     told |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": ""}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
@@ -46,7 +46,7 @@ def test_a_notebook_runs_from_its_first_cell_to_its_plot(path, tmp_path, monkeyp
     client = NotebookClient(
         notebook, timeout=int(patient(CELL_S)), resources={"metadata": {"path": str(tmp_path / "clone")}}
     )
-    client.execute()  # raises CellExecutionError
+    client.execute()  # raises CellExecutionError; a job that is left then ends with the fixture
     assert len(plots(notebook)) == 1
     if os.environ.get("KEEP_NOTEBOOKS"):
         for cell in notebook.cells:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from edl.client import Job
+
 pytestmark = pytest.mark.integration
 SCRIPT = "import time; print('up', flush=True); time.sleep(1000)"
 
@@ -27,6 +29,17 @@ def test_a_job_in_the_background_is_looked_at_and_stopped(edl):
     assert following.communicate()[0].splitlines()[-1] == "edl: job apart interrupted"
     assert waiting.communicate()[1] == "edl: job apart failed: interrupted\n"
     assert (following.returncode, waiting.returncode) == (0, 1)
+    edl.wait_nothing_left()
+
+
+def test_a_client_waits_for_a_job_that_has_just_been_started(edl):
+    script = "import time, edl.torch as edl; time.sleep(1); edl.init(); [edl.notify_batch_end() or time.sleep(0.01)"
+    script += " for _ in edl.elastic_shard_generator(100, epochs=10**6).batches(1)]"
+    done = edl("run", "-d", "-np", "2", "--ring", "torch", "--job", "young", sys.executable, "-c", script)
+    assert done.returncode == 0, done.stderr
+    with Job("young") as job:
+        assert job.wait(timeout=120).size == 2
+        job.stop()
     edl.wait_nothing_left()
 
 

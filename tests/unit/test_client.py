@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edl.client import Job, loop_thread
-from edl.errors import ConfigError, UsageError
+from edl.errors import ConfigError, TimedOut, UsageError
 from edl.events import Event, Kind, from_flat
+from edl.host.host_processes import process_start_time
 from edl.launch.job_records import LaunchRecord, claim
 
 RECORD = LaunchRecord(
@@ -49,6 +51,28 @@ def test_what_is_left_of_a_job_that_is_over(home):
         assert list(job.follow()) == [SCALED]
         with pytest.raises(ConfigError, match="job x is over: there is no worker to ask"):
             job.scale_out(1)
+
+
+def starting(home: Path, **changes: object) -> None:
+    """A record of a launcher that lives: this process."""
+    pid = os.getpid()
+    young = {"launcher_pid": pid, "launcher_start": process_start_time(pid), "state": "starting", "ended": None}
+    claim(home, msgspec.structs.replace(RECORD, coordinator="", **(young | changes)))
+
+
+def test_a_job_that_is_just_being_started_is_waited_for_no_longer_than_asked(home):
+    starting(home)
+    with Job("x") as job:
+        with pytest.raises(TimedOut, match=r"no worker of job x has joined within 0\.3 s: it is being started"):
+            job.wait(timeout=0.3)
+        with pytest.raises(ConfigError, match="job x is just being started"):
+            job.scale(2)
+
+
+def test_a_job_whose_launcher_is_gone_is_not_waited_for(home):
+    starting(home, launcher_start=1)
+    with Job("x") as job, pytest.raises(ConfigError, match="job x is over"):
+        job.wait(timeout=30)
 
 
 def test_wrong_calls_name_the_argument(home):

@@ -9,12 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from edl.cli import cluster_flags, main, tables
+from edl.cli.job_flags import NOW
 from edl.cli.parser import build, parse
 from edl.cli.run import EarlyEnd, ends_early, last_line
 from edl.cluster.queue.end_causes import REFUSED
@@ -253,7 +255,7 @@ def _flags_of(parser) -> set[str]:
 
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
 OTHERS |= {"--allow-scale", "--port", "--html", "--detach", "--name", "--as-torchrun"}
-OTHERS |= {"--quick", "--device", "--output", "--step", "--virtual-worker"}
+OTHERS |= {"--quick", "--device", "--output", "--step", "--virtual-worker", "--ssh", "--beside"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
 CLUSTER = {
     "--quota",
@@ -300,46 +302,24 @@ def test_the_docs_tell_of_all_flags_and_variables_and_of_no_others():
     assert variables <= set(re.findall(r"EDL_[A-Z_]+", text)) | twins
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "run",
-        "status",
-        "events",
-        "scale",
-        "stop",
-        "hosts",
-        "data",
-        "data verify",
-        "doctor",
-        "simulate",
-        "checkpoint",
-        "checkpoint ls",
-        "checkpoint show",
-        "checkpoint verify",
-        "checkpoint export",
-        "prove",
-        "torchrun",
-        "check",
-        "dashboard",
-        "top",
-        "report",
-        "preempt",
-        "migrate",
-        "submit",
-        "queue",
-        "wait",
-        "logs",
-        "batch",
-        "clean",
-        "profile",
-    ],
-)
-def test_help_has_examples(command, capsys):
+def all_commands(parser: argparse.ArgumentParser, *words: str) -> Iterator[tuple[str, ...]]:
+    """Every command by its words, groups too."""
+    if words:
+        yield words
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from all_commands(below, *words, name)
+
+
+@pytest.mark.parametrize("words", list(all_commands(build())), ids=" ".join)
+def test_the_help_of_each_command_has_an_example(words, capsys):
     with pytest.raises(SystemExit) as ended:
-        main([*command.split(), "--help"])
+        main([*words, "--help"])
     assert ended.value.code == 0
-    assert f"  edl {command}" in capsys.readouterr().out
+    _, heading, examples = capsys.readouterr().out.partition("\nexample")
+    typed = " ".join(word for word in words if word != NOW)  # `edl checkpoint JOB` means `edl checkpoint now JOB`
+    assert heading and re.search(rf"(?m)^  (source <\()?edl {typed}\b", examples), f"no example of edl {typed}"
 
 
 # ------------------------------------------------------------------------------------------------- what is shown
