@@ -29,14 +29,14 @@ def page(view: ClusterSight) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>cluster · edl</title>{HEAD}</head>
 <body><header><h1>cluster</h1><span id="state">{parts["state"]}</span>
-<span id="link" class="dot off">as it was when this page was loaded</span></header>
+<span id="link" class="dot off">state when the page was loaded</span></header>
 <main>
 <section id="tiles" aria-label="At a glance">{parts["tiles"]}</section>
-<section class="wide"><h2>Who had which device <span id="spans">{_spans(view.span)}</span></h2>
+<section class="wide"><h2>Use of devices <span id="spans">{_spans(view.span)}</span></h2>
 <div id="gantt">{parts["gantt"]}</div></section>
 <section class="wide"><h2>Queue</h2><div id="queue">{parts["queue"]}</div></section>
 <section class="wide"><h2>Nodes and their slots</h2><div id="nodes">{parts["nodes"]}</div></section>
-<section class="wide"><h2>What happened</h2>{scrolling("What happened")}
+<section class="wide"><h2>Events</h2>{scrolling("Events")}
 <table id="events"><thead><tr><th>time</th><th>what</th>
 <th>job</th><th>in words</th></tr></thead><tbody id="story">{parts["story"]}</tbody></table></div></section>
 </main></body></html>"""
@@ -114,8 +114,8 @@ def _queue(rows: Iterable[QueueRow], more: int) -> str:
 
 
 def _node(node: NodeLanes) -> str:
-    away = "" if node.there else ' <b class="away">its agent is away; what runs there runs on</b>'
-    away += ' <b class="away">left out for a while: it has failed its workers</b>' if node.left_out else ""
+    away = "" if node.there else ' <b class="away">the agent of this node is away; its workers train on</b>'
+    away += ' <b class="away">this node gets no workers for a while: workers have failed here</b>' if node.left_out else ""
     slots = "".join(
         f'<li class="{f"j{lane.colour}" if lane.now else "free"}"><small>{lane.device}</small> '
         f"{escape(lane.now) or 'free'}</li>"

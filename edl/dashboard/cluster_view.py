@@ -98,7 +98,7 @@ def cluster_sight(status: ClusterStatus, jobs: Sequence[JobShown], now: float, s
     listed = _listed(jobs)
     return ClusterSight(
         policy=status.policy,
-        leads="it is being stopped" if status.draining else leads,
+        leads="the cluster is being stopped" if status.draining else leads,
         tiles=_tiles(status, jobs, nodes),
         rows=tuple(map(_row, listed[:MOST_JOBS])),
         more_jobs=max(0, len(jobs) - min(len(listed), MOST_JOBS)),

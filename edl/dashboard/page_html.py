@@ -49,7 +49,7 @@ def page(
     """Make the whole page. `head` names styles and scripts. With `live`, the page gets further messages as things
     happen.
     """
-    link = "" if view.over or not live else '<span id="link" class="dot off">as it was when this page was loaded</span>'
+    link = "" if view.over or not live else '<span id="link" class="dot off">state when the page was loaded</span>'
     if live:
         link += f'<a id="share" href="report" download="{escape(view.job)}.html">save as one file</a>'
     return f"""<!doctype html>
@@ -64,7 +64,7 @@ def page(
 <section class="wide" id="rates"><h2>Throughput</h2>
 <div class="chart" id="chart-rate">{rate_picture(charts.series)}</div></section>
 <div id="figures">{figure_pictures(charts.series)}</div>
-<section class="wide"><h2>Who does what</h2><div id="workers">{workers(view.rows, view.more_workers)}</div></section>
+<section class="wide"><h2>Workers</h2><div id="workers">{workers(view.rows, view.more_workers)}</div></section>
 <section><h2>Samples of the epoch</h2><div id="data">{bar(view.data, "samples")}</div></section>
 <section><h2>Where the time went</h2><div id="time">{time_bar(view.time)}</div></section>
 <section class="wide"><h2>Events</h2>
@@ -125,7 +125,7 @@ def workers(found: Iterable[WorkerRow], more: int) -> str:
 _COLUMNS: Final = ("rank", "worker", "host", "state", "step", "compute · data · wait", "pace", "memory", "")
 _KEY: Final = (
     '<p class="key"><span><i class="compute"></i>computes</span><span><i class="data"></i>waits for samples</span>'
-    '<span><i class="wait"></i>waits for its peers, and for the transfer itself</span></p>'
+    '<span><i class="wait"></i>waits for other workers, or for the transfer</span></p>'
 )
 
 
@@ -162,7 +162,7 @@ def _bar_picture(parts: Sequence[tuple[str, float]]) -> str:
 
 def bar(parts: Sequence[tuple[str, int]], unit: str) -> str:
     if not parts:
-        return '<p class="empty">the script has asked edl for no samples</p>'
+        return '<p class="empty">the script takes no samples from edl</p>'
     words = "".join(
         f'<span><i class="{escape(name)}"></i>{escape(name)} <b>{value:,}</b></span>' for name, value in parts
     )
@@ -171,7 +171,7 @@ def bar(parts: Sequence[tuple[str, int]], unit: str) -> str:
 
 def time_bar(parts: Sequence[tuple[str, float]]) -> str:
     if not parts:
-        return '<p class="empty">nothing yet</p>'
+        return '<p class="empty">no time measured yet</p>'
     words = "".join(
         f'<span><i class="{escape(name)}"></i>{escape(name)} <b>{lasting(value)}</b></span>' for name, value in parts
     )
@@ -276,7 +276,7 @@ def rate_picture(series: Any) -> str:
     points = [(ts, value) for ts, value in zip(found["at"], values, strict=True) if value is not None]
     unit = "samples a second" if any(found["samples_s"]) else "steps a second"
     if len(points) < 2:
-        return '<p class="empty">nothing measured yet</p>'
+        return '<p class="empty">no throughput measured yet</p>'
     return _line_picture(points, f"up to {max(value for _, value in points):.4g} {unit}")
 
 

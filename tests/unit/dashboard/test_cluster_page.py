@@ -60,7 +60,7 @@ def test_a_node_that_is_left_out_is_said_to_be() -> None:
     status = cluster_status(nodes=("n", "m"))
     nodes = (msgspec.structs.replace(status.nodes[0], left_out_until=time.time() + 60), status.nodes[1])
     text = page(cluster_sight(msgspec.structs.replace(status, nodes=nodes), [], time.time(), 3600))
-    assert text.count("left out for a while") == 1
+    assert text.count("gets no workers for a while") == 1
     assert "left out" not in page(cluster_sight(status, [], time.time(), 3600))
 
 
