@@ -38,7 +38,8 @@ class Poet(nn.Module):
         hidden = self.letters(text) + self.places(torch.arange(length))
         for layer in self.layers:
             hidden = layer(hidden, src_mask=mask, is_causal=True)
-        return self.out(hidden.flatten(0, 1))
+        found: Tensor = self.out(hidden.flatten(0, 1))
+        return found
 
 
 def main() -> None:

@@ -51,8 +51,8 @@ def main() -> None:
     for images, digits in shards.in_step(dataset):  # keeps what was read ahead, should a mini-batch come again
         with edl.voidable():
             loss, right = train(images, digits)
-        edl.report(loss=loss)
         if edl.notify_batch_end():
+            edl.report(loss=float(loss))
             recent.accuracy += 0.1 * (float(right) - recent.accuracy)
             if edl.step() % 20 == 0 and edl.rank() == 0:
                 print(f"step {edl.step()} epoch {edl.epoch()} size {edl.size()} loss {loss:.3f}", flush=True)

@@ -33,7 +33,8 @@ class Poet(nn.Module):
         length = text.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length)
         hidden = self.letters(text) + self.places(torch.arange(length))
-        return self.out(self.layers(hidden, mask=mask, is_causal=True))
+        found: Tensor = self.out(self.layers(hidden, mask=mask, is_causal=True))
+        return found
 
 
 def write(model: Poet, text: Tensor, length: int) -> Tensor:

@@ -39,7 +39,7 @@ def main() -> None:
 
     def rate() -> float:
         done = min(1.0, (edl.step() - ramp.since) / RAMP)
-        return ramp.begin + done * (ramp.end - ramp.begin)
+        return float(ramp.begin + done * (ramp.end - ramp.begin))
 
     def resized(old: int, new: int) -> None:
         ramp.begin, ramp.end, ramp.since = rate(), RATE * new, edl.step()

@@ -115,7 +115,9 @@ def _queue(rows: Iterable[QueueRow], more: int) -> str:
 
 def _node(node: NodeLanes) -> str:
     away = "" if node.there else ' <b class="away">the agent of this node is away; its workers train on</b>'
-    away += ' <b class="away">this node gets no workers for a while: workers have failed here</b>' if node.left_out else ""
+    away += (
+        ' <b class="away">this node gets no workers for a while: workers have failed here</b>' if node.left_out else ""
+    )
     slots = "".join(
         f'<li class="{f"j{lane.colour}" if lane.now else "free"}"><small>{lane.device}</small> '
         f"{escape(lane.now) or 'free'}</li>"

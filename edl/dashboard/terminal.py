@@ -69,7 +69,9 @@ def _workers(rows: tuple[WorkerRow, ...], more: int) -> Table:
 def _parts(view: PageValues) -> Text:
     data = ", ".join(f"{name} {count:,}" for name, count in view.data)
     spent = ", ".join(f"{name} {lasting(seconds)}" for name, seconds in view.time)
-    return Text.assemble(("samples ", "dim"), data or "none from edl", ("   time ", "dim"), spent or "none measured yet")
+    return Text.assemble(
+        ("samples ", "dim"), data or "none from edl", ("   time ", "dim"), spent or "none measured yet"
+    )
 
 
 def _story(events: list[ToldEvent]) -> Table:

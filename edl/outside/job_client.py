@@ -205,10 +205,15 @@ class JobClient:
         """Ask for `size` workers. The newest request counts. `unanswered` is called with the error of each try that
         has no answer. Raises ScaleRejected, JobFailed, and PeerError as `stop`.
         """
-        reply = await self._insist(say.AskScale(size, _new_id()), timeout_s, unanswered)
-        if isinstance(reply, Ack):
-            return reply
-        raise ScaleRejected(_reason(reply))
+        asked, clock = say.AskScale(size, _new_id()), asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        while True:
+            reply = await self._insist(asked, max(deadline - clock(), LOOK_S), unanswered)
+            if isinstance(reply, Ack):
+                return reply
+            if not (isinstance(reply, say.Rejected) and reply.retry) or clock() > deadline:
+                raise ScaleRejected(_reason(reply))
+            await asyncio.sleep(LOOK_S)
 
     async def scale_out(self, workers: int, request: str = "", timeout_s: float = ANSWER_S) -> Ack | Retry:
         """Ask for `workers` more workers. Raises ScaleRejected, JobFailed, Unauthentic. See `_wish`."""

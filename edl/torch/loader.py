@@ -105,7 +105,7 @@ class ElasticDataLoader(DataLoader[Any]):
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Dataset[Any] | ElasticStream,
         batch_size: int = 1,
         shuffle: bool = False,
         *,
@@ -117,6 +117,7 @@ class ElasticDataLoader(DataLoader[Any]):
         if (stream := stream_of(dataset)) is not None:
             self._init_stream(stream, batch_size, shuffle, epochs, loading)
             return
+        assert not isinstance(dataset, ElasticStream)  # it is its own stream
         _check(dataset, loading)
         shards: ShardGenerator[Any] = trainer.elastic_shard_generator(len(dataset), epochs, shuffle, seed, among=among)  # type: ignore[arg-type]
         self._runs = runs = Runs(framework.loading, trainer, loading.get("generator"))

@@ -119,11 +119,16 @@ def _mypy(folder: Path) -> list[tuple[str, int, str]]:
     return _errors([*command, "right.py", "wrong.py"], folder, {"MYPYPATH": str(ROOT)})
 
 
-def _pyright(folder: Path) -> list[tuple[str, int, str]]:
-    found = shutil.which("pyright")
+def pyright() -> str:
+    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    found = shutil.which("pyright", path=beside)
     if found is None:
         pytest.skip("there is no pyright here: `uv tool install pyright`, or `npm install -g pyright`")
-    return _errors([found, "--pythonpath", sys.executable, "right.py", "wrong.py"], folder, {})
+    return found
+
+
+def _pyright(folder: Path) -> list[tuple[str, int, str]]:
+    return _errors([pyright(), "--pythonpath", sys.executable, "right.py", "wrong.py"], folder, {})
 
 
 def _errors(command: list[str], folder: Path, more: dict[str, str]) -> list[tuple[str, int, str]]:
@@ -148,6 +153,18 @@ def test_each_wrong_line_is_an_error(checker: str, told: Callable[[str], list[tu
     first = len(BEFORE.splitlines()) + 1
     assert [line for number, line in enumerate(WRONG, first) if number not in found] == []
     assert min(found) >= first
+
+
+@pytest.mark.timeout(360)
+def test_pyright_finds_nothing_in_the_examples_of_pytorch() -> None:
+    """Those of TensorFlow meet its own types and those of Keras, which contradict each other."""
+    examples = [path for path in sorted((ROOT / "examples").glob("*.py")) if "tensorflow" not in path.read_text()]
+    assert len(examples) > 12
+    found = pyright()
+    done = subprocess.run(
+        [found, "--pythonpath", sys.executable, *examples], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and "0 errors" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("face", ["torch", "tensorflow"])

@@ -35,6 +35,8 @@ class TargetSize:
             working.commands.append(Acknowledge(before.target))
         elif record.state in OVER:
             working.commands.append(Refuse(working.over()))
+        elif not record.arrivals:  # the first worker brings the size that the job begins with, and its limits
+            working.commands.append(Refuse("none of its workers has joined yet", retry=True))
         else:
             change = scale_requests.answer(asked, record)
             if isinstance(change, scale_requests.Change):

@@ -8,13 +8,13 @@ from machine_job import SPEC, Job
 
 from edl.core.job.job_report import status_of
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.leader_inputs import Refuse, TimePassed, TookOver, Vanished
+from edl.core.job.leader_inputs import Acknowledge, Refuse, TimePassed, TookOver, Vanished
 from edl.core.job.leader_machine import JobMachine, new_record
 from edl.core.switch.generation_switch import GenerationSwitch
 from edl.facts import Scaled
 from edl.protocol.assignment import Verdict
 from edl.protocol.data_nouns import ITEMS, DataSpec, ShardPart
-from edl.protocol.leader_messages import AskScale, AskStop, Phase, Register
+from edl.protocol.leader_messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Phase, Register, Scaling
 from edl.protocol.record import Identity, JobState, WorkerState
 from edl.protocol.ring_places import RingKind
 
@@ -362,6 +362,16 @@ def test_growing_changes_the_target_and_waits_for_workers() -> None:
     job = running()
     job.feed(AskScale(4))
     assert (job.machine.record.target, job.machine.record.plan) == (4, None)
+
+
+@pytest.mark.parametrize("asked", [AskScale(3, "r"), AskScaleOut(1, "r"), AskScaleIn(1, "r")])
+def test_a_request_before_the_first_worker_is_asked_again_as_that_worker_brings_the_size(asked: Scaling) -> None:
+    job = Job(np=2, minimum=1, maximum=4)
+    assert job.feed(asked) == [Refuse("none of its workers has joined yet", retry=True)]
+    job.join("w0")
+    assert (job.machine.record.target, job.machine.record.taken) == (2, ())
+    assert Acknowledge(3) in job.feed(AskScale(3, "r"))
+    assert job.machine.record.target == 3
 
 
 @pytest.mark.parametrize(("size", "why"), [(0, "at least 1"), (9, "at most 4")])
