@@ -155,10 +155,16 @@ def report(arguments: argparse.Namespace) -> int:
 
 async def _page(where: Whereabouts, beside: Whereabouts | None) -> str:
     """Render the page of a job that is over, or was started elsewhere and can be asked; or a comparison of two."""
-    feeds = [Feed(lambda one=one: one) for one in (where, beside) if one is not None]
-    for feed in feeds:
-        await feed.read_all()
-    return dashboard_report.report(feeds[0]) if beside is None else comparison([compared(feed) for feed in feeds])
+    feed = await _read(where)
+    if beside is None:
+        return dashboard_report.report(feed)
+    return comparison([compared(feed), compared(await _read(beside))])
+
+
+async def _read(where: Whereabouts) -> Feed:
+    feed = Feed(lambda: where)
+    await feed.read_all()
+    return feed
 
 
 def compared(feed: Feed) -> ComparedRun:

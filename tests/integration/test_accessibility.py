@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -62,8 +63,8 @@ def a_job(name: str = "j", rate: int = 640, loss: float = 1.0, state: JobState =
 
 
 @asynccontextmanager
-async def served(site: GuardedSite, port: object) -> AsyncIterator[None]:
-    serving = asyncio.create_task(site.serve(port))
+async def served(site: GuardedSite, ear: socket.socket) -> AsyncIterator[None]:
+    serving = asyncio.create_task(site.serve(ear))
     try:
         yield
     finally:
