@@ -14,7 +14,7 @@ import msgspec
 
 from edl.dashboard.page_html import scrolling, tiles
 from edl.dashboard.page_report import alone_in_file
-from edl.dashboard.page_view import Tile
+from edl.dashboard.page_view import Tile, counted
 
 VERSION = 1
 
@@ -117,7 +117,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         if not self.hosts:
             return self.machine.words()
         slots = " + ".join(str(host.slots) for host in self.hosts)
-        return f"{len(self.hosts)} hosts ({slots} workers at most), the first: {self.machine.words()}"
+        return f"{counted(len(self.hosts), 'host')} ({slots} workers at most), the first: {self.machine.words()}"
 
     def faults(self) -> list[str]:
         """Return what has not held, in words; times are figures, and no fault."""

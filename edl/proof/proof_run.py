@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from edl import __version__
+from edl.dashboard.page_view import counted
 from edl.proof.host_turns import host_turns
 from edl.proof.machine_facts import machine
 from edl.proof.measured_job import audited, program
@@ -128,7 +129,7 @@ def prove(plan: ProofPlan, folder: Path, say: Callable[[str], None], hosts: Proo
     should.
     """
     began = time.monotonic()
-    where = f"{len(hosts.links)} hosts" if hosts else "this machine"
+    where = counted(len(hosts.links), "host") if hosts else "this machine"
     say(f"{plan.workers} workers train on {plan.device} of {where}; then the job grows and shrinks")
     job = _begun(plan, folder, hosts)
     with job.ended():
