@@ -206,14 +206,15 @@ class JobClient:
         has no answer. Raises ScaleRejected, JobFailed, and PeerError as `stop`.
         """
         asked, clock = say.AskScale(size, _new_id()), asyncio.get_running_loop().time
-        deadline = clock() + timeout_s
+        deadline, left_s = clock() + timeout_s, timeout_s
         while True:
-            reply = await self._insist(asked, max(deadline - clock(), LOOK_S), unanswered)
+            reply = await self._insist(asked, left_s, unanswered)
             if isinstance(reply, Ack):
                 return reply
             if not (isinstance(reply, say.Rejected) and reply.retry) or clock() > deadline:
                 raise ScaleRejected(_reason(reply))
             await asyncio.sleep(LOOK_S)
+            left_s = max(deadline - clock(), LOOK_S)
 
     async def scale_out(self, workers: int, request: str = "", timeout_s: float = ANSWER_S) -> Ack | Retry:
         """Ask for `workers` more workers. Raises ScaleRejected, JobFailed, Unauthentic. See `_wish`."""
