@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -21,13 +22,18 @@ CELL_S = 240.0
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
+def long_ones(path: Path) -> Any:
+    """A notebook; soak: a second one by the same kernel."""
+    return pytest.param(path, id=path.stem, marks=[pytest.mark.soak] if path.stem == "notebook-sizes" else [])
+
+
 def plots(notebook: nbformat.NotebookNode) -> list[str]:
     """The pictures of all cells, as texts of base64."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     return [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
 
 
-@every_notebook
+@pytest.mark.parametrize("path", [long_ones(path) for path in NOTEBOOKS])
 def test_a_notebook_runs_from_its_first_cell_to_its_plot(path, edl, tmp_path, monkeypatch) -> None:
     for name in [name for name in os.environ if name.startswith("EDL_")]:
         monkeypatch.delenv(name)

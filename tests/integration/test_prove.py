@@ -42,6 +42,7 @@ def left(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.soak  # minutes; its parts: tests/unit/proof, and it begins, in the test of Ctrl-C
 def test_a_quick_run_holds_and_writes_both_files(tmp_path, environ) -> None:
     done = subprocess.run(
         [*PROVE, "--output", str(tmp_path)], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False

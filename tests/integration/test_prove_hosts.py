@@ -104,6 +104,7 @@ def told_by_hosts(proving: Proving, host: Host) -> list[int]:
     return found
 
 
+@pytest.mark.soak  # two minutes; what it tries of each host, and how it ends, is tested below and in tests/unit/proof
 def test_three_hosts_hold_and_the_report_names_them(proving: Proving) -> None:
     process = proving.begin()
     stdout, stderr = process.communicate(timeout=patient(600))
@@ -135,6 +136,7 @@ def test_ctrl_c_ends_all_on_each_host(proving: Proving) -> None:
     assert proving.left() == [] and not list(proving.out.iterdir())
 
 
+@pytest.mark.soak  # how each host learns that it is over: the test above
 def test_a_killed_prove_leaves_no_process_on_any_host(proving: Proving) -> None:
     process = proving.begin()
     wait(proving.trains, "a worker trains", process)
