@@ -29,8 +29,7 @@ NO_PLACE: Final = (
     "cannot tell its place, so a worker that takes over could not go on: give it state_dict() and load_state_dict(), "
     "as Hugging Face's and torchdata's streams have, or give a sequence, with __getitem__ and __len__"
 )
-
-
+LARGE: Final = "edl's large number"
 UNPLACED: Final = "the place that its state_dict() tells may have numbers, text, bytes, None, lists and dicts alone"
 
 
@@ -256,6 +255,8 @@ class ElasticStream:
 
 def placed(records: Any, name: str) -> Any:
     """Return the records of a shard as what can tell its place. Raises UsageError."""
+    if foreign_streams.has_rows_of_arrow(records):
+        return foreign_streams.ArrowRows(records, BLOCK)
     if hasattr(records, "state_dict") and hasattr(records, "load_state_dict"):
         return records
     if hasattr(records, "__getitem__") and hasattr(records, "__len__") and not isinstance(records, Mapping):
@@ -285,8 +286,9 @@ def _place_of(shard: Any, name: str) -> Any:
     """Return where a shard is, as another worker gets it. Raises UsageError for what would come to it otherwise."""
     # A barrier waits in operators while the shard is read on, and a script's own state may be its living one.
     place = copy.deepcopy(shard.state_dict())
+    sent = _sent(place)
     try:
-        arrives = msgspec.msgpack.decode(msgspec.msgpack.encode(place), strict=False)
+        arrives = _arrived(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), strict=False))
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
         raise UsageError(f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED} ({error})") from None
     if arrives != place:
@@ -294,12 +296,29 @@ def _place_of(shard: Any, name: str) -> Any:
             f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED}: {str(place)[:200]} comes to another "
             f"worker as {str(arrives)[:200]}"
         )
-    return place
+    return sent
+
+
+def _sent(place: Any) -> Any:
+    """Return a place in which numbers that messages cannot hold are text, as those in the state of NumPy's generators."""
+    if isinstance(place, dict):
+        return {name: _sent(part) for name, part in place.items()}
+    if isinstance(place, list):
+        return [_sent(part) for part in place]
+    is_large = type(place) is int and not -(1 << 63) <= place < 1 << 64
+    return {LARGE: str(place)} if is_large else place
+
+
+def _arrived(sent: Any) -> Any:
+    """Return the place of which `_sent` was made."""
+    if isinstance(sent, dict):
+        return int(sent[LARGE]) if LARGE in sent else {name: _arrived(part) for name, part in sent.items()}
+    return [_arrived(part) for part in sent] if isinstance(sent, list) else sent
 
 
 def _records(shard: Any, state: Any, name: str) -> Iterator[Any]:
     if state is not None:
-        shard.load_state_dict(state)
+        shard.load_state_dict(_arrived(state))
     count = 0
     for record in shard:
         yield record

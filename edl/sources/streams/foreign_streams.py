@@ -41,6 +41,35 @@ def _one_shard(dataset: Any, count: int, shard: int) -> Any:
     return copy.copy(dataset) if count == 1 else dataset.shard(num_shards=count, index=shard)
 
 
+def has_rows_of_arrow(records: Any) -> bool:
+    """Tell whether a dataset's records come from Arrow's tables as they are, as of `load_dataset`.
+
+    Their places by the block are right from 5.1 on: before, records were lost where a table ends within a block.
+    """
+    if not is_hugging_face(records) or "Arrow" not in type(getattr(records, "_ex_iterable", None)).__name__:
+        return False
+    version = importlib.import_module("datasets").__version__
+    is_plain = getattr(records, "features", None) and getattr(records, "_formatting", records) is None
+    return bool(is_plain) and tuple(map(int, version.split(".")[:2])) >= (5, 1)
+
+
+class ArrowRows:
+    """Records of a `datasets.IterableDataset`, made of Arrow's rows by the block, in half the time of one by one.
+
+    It has a place after each `block` records.
+    """
+
+    def __init__(self, dataset: Any, block: int) -> None:
+        self._dataset, self._block = dataset, block
+        self.state_dict, self.load_state_dict = dataset.state_dict, dataset.load_state_dict
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for columns in self._dataset.iter(self._block):
+            names = tuple(columns)
+            for values in zip(*columns.values(), strict=True):
+                yield dict(zip(names, values, strict=True))
+
+
 def _stages(stage: Any) -> Iterator[Any]:
     while stage is not None:
         yield stage

@@ -31,7 +31,8 @@ logger = logging.getLogger("edl")
 
 Flow = Iterable[Any]  # records or items, with a Barrier here and there
 
-SAMPLED: Final = 64  # elements of an array that go into a checksum
+SAMPLED: Final = 16  # elements of an array that go into a checksum
+ENDS: Final = 256  # bytes of text at each end that do
 NO_TOKENS: Final = np.empty(0, np.int64)
 MASK: Final = -1  # the document of tokens that only fill up the last item of a shard
 
@@ -194,7 +195,7 @@ class PackedSequences:
 
     def run(self, flow: Flow, part: Any, _shard: int, /) -> Iterator[Any]:
         length, skip = self._length, int(part or 0)
-        held, count, waits, named = list[NDArray[Any]](), 0, None, False
+        held, count, waits, named, bare = list[NDArray[Any]](), 0, None, False, not self._boundaries
         for one in flow:
             if type(one) is Barrier:
                 if not skip:
@@ -205,7 +206,7 @@ class PackedSequences:
                 continue
             tokens, named = self._tokens(one)
             pieces = (tokens,) if self._end is None else (tokens, self._end)
-            size = sum(map(len, pieces))
+            size = len(tokens) + len(pieces) - 1
             if skip:
                 cut = min(skip, size)
                 pieces, skip, size = (np.concatenate(pieces, dtype=np.int64)[cut:],), skip - cut, size - cut
@@ -219,7 +220,8 @@ class PackedSequences:
             documents = [*map(len, held), length - count]  # in the first item; each other one is of this record alone
             end = len(whole) - len(whole) % length
             for at in range(0, end, length):
-                yield self._item(whole[at : at + length], documents, named)
+                tokens = whole[at : at + length]
+                yield tokens if bare and not named else self._item(tokens, documents, named)
                 documents = [length]
                 if waits is not None:
                     yield waits
@@ -231,6 +233,8 @@ class PackedSequences:
             yield self._item(filled, [*map(len, held)], named, missing)
 
     def _tokens(self, record: Any) -> tuple[NDArray[Any], bool]:
+        if type(record) is np.ndarray and record.ndim == 1 and record.size and record.dtype.kind in "iu":
+            return record, False
         named = isinstance(record, Mapping)
         if named and self._key not in record:
             raise UsageError(f".pack(): a record has no {self._key!r}, it has {[*record]}: say key=")
@@ -340,7 +344,7 @@ def contents_check(item: Any, before: int = 0) -> int:
         flat = item if item.ndim == 1 else item.reshape(-1)
         before = zlib.crc32(flat[:: max(1, item.size // SAMPLED)].tobytes(), (before + item.size) & 0xFFFFFFFF)
     elif isinstance(item, bytes | bytearray | memoryview):
-        ends = bytes(item[: 4 * SAMPLED]) + bytes(item[4 * SAMPLED :][-4 * SAMPLED :])
+        ends = bytes(item[:ENDS]) + bytes(item[ENDS:][-ENDS:])
         before = zlib.crc32(ends, (before + len(item)) & 0xFFFFFFFF)
     elif isinstance(item, Mapping):
         for name in item:

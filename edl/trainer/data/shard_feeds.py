@@ -26,6 +26,7 @@ from edl.sources.streams.stream_operators import Barrier, contents_check
 
 CHUNK_S: Final = 0.02  # the longest that one reading goes on, but for one item
 END_S: Final = 2.0
+ARRAY_BYTES: Final = 100  # of an array, beside its elements
 BEGIN: Final = Mark(0, b"")
 
 
@@ -89,7 +90,7 @@ class ShardFeed:
                     return chunk._replace(bytes=size)
                 continue
             self._check = contents_check(one, self._check)
-            size += bytes_of(one)
+            size += one.nbytes + ARRAY_BYTES if type(one) is np.ndarray else bytes_of(one)
             items.append(one)
             self.at += 1
             if self._known and self._known.get(self.at, self._check) != self._check:
@@ -106,7 +107,7 @@ class ShardFeed:
 def bytes_of(item: Any) -> int:
     """Return about how much memory an item takes."""
     if isinstance(item, np.ndarray):
-        return item.nbytes + 100
+        return item.nbytes + ARRAY_BYTES
     if isinstance(item, Mapping):
         return sum(map(bytes_of, item.values())) + 200
     if isinstance(item, list | tuple):
