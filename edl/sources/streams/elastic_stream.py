@@ -300,7 +300,7 @@ def _place_of(shard: Any, name: str) -> Any:
 
 
 def _sent(place: Any) -> Any:
-    """Return a place in which numbers that messages cannot hold are text, as those in the state of NumPy's generators."""
+    """Return a place in which numbers that messages cannot hold are text: those of the state of NumPy's generators."""
     if isinstance(place, dict):
         return {name: _sent(part) for name, part in place.items()}
     if isinstance(place, list):
