@@ -217,12 +217,13 @@ class PackedSequences:
                 continue
             # Items are views of one array, which none of them shares with a record or another item.
             whole = np.concatenate((*held, *pieces), dtype=np.int64)
-            documents = [*map(len, held), length - count]  # in the first item; each other one is of this record alone
             end = len(whole) - len(whole) % length
+            # Documents of the first item; each other one is of this record alone.
+            documents = [*map(len, held), length - count] if self._boundaries else None
             for at in range(0, end, length):
                 tokens = whole[at : at + length]
-                yield tokens if bare and not named else self._item(tokens, documents, named)
-                documents = [length]
+                yield tokens if bare and not named else self._item(tokens, documents or [length], named)
+                documents = None
                 if waits is not None:
                     yield waits
                     waits = None

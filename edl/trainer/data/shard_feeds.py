@@ -26,7 +26,6 @@ from edl.sources.streams.stream_operators import Barrier, contents_check
 
 CHUNK_S: Final = 0.02  # the longest that one reading goes on, but for one item
 END_S: Final = 2.0
-ARRAY_BYTES: Final = 100  # of an array, beside its elements
 BEGIN: Final = Mark(0, b"")
 
 
@@ -68,46 +67,56 @@ class ShardFeed:
         chunk = ItemChunk(self.at, [], [], 0, ended=False)
         if self._error is None:
             try:
-                return self._read(chunk, count, time.monotonic() + within_s)
+                chunk = self._read(chunk, count, time.monotonic() + within_s)
             except NotAlike:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever a function of the script's raises
+                self._take_in(chunk)
                 self._error = error
-        if not chunk.items:
+        if self._error is not None and not chunk.items:
             raise self._error
         return chunk._replace(bytes=sum(map(bytes_of, chunk.items)))
 
     def _read(self, chunk: ItemChunk, count: int, until: float) -> ItemChunk:
-        items, marks, size = chunk.items, chunk.marks, 0
+        items, marks, clock = chunk.items, chunk.marks, time.monotonic
         if self._flow is None:
             self._flow = self._open()
         for one in self._flow:
             if type(one) is Barrier:
+                self._take_in(chunk)
                 if marks and marks[-1].item == self.at:  # a filter has left nothing in between
                     marks.pop()
                 marks.append(Mark(self.at, msgspec.msgpack.encode(one.parts), self._check))
-                if time.monotonic() > until:  # a filter may leave nothing for long
-                    return chunk._replace(bytes=size)
+                if clock() > until:  # a filter may leave nothing for long
+                    return chunk
                 continue
-            self._check = contents_check(one, self._check)
-            size += one.nbytes + ARRAY_BYTES if type(one) is np.ndarray else bytes_of(one)
             items.append(one)
-            self.at += 1
-            if self._known and self._known.get(self.at, self._check) != self._check:
-                raise NotAlike(
-                    f"shard {self._name} was read again, and its items up to {self.at} are others than before: what "
-                    "opens it, or an operator, is to give the same each time (no clock, no random numbers of its own, "
-                    "no file that changes)"
-                )
-            if len(items) >= count or time.monotonic() > until:
-                return chunk._replace(bytes=size)
-        return chunk._replace(bytes=size, ended=True)
+            if self._known:
+                self._take_in(chunk)
+            if len(items) >= count or clock() > until:
+                self._take_in(chunk)
+                return chunk
+        self._take_in(chunk)
+        return chunk._replace(ended=True)
+
+    def _take_in(self, chunk: ItemChunk) -> None:
+        """Count the items that were read since, and compare them with what is known of them."""
+        check = self._check
+        for one in chunk.items[self.at - chunk.first :]:
+            check = contents_check(one, check)
+        self.at, self._check = chunk.first + len(chunk.items), check
+        if self._known and self._known.pop(self.at, check) != check:
+            raise NotAlike(
+                f"shard {self._name} was read again, and its items up to {self.at} are others than before: what "
+                "opens it, or an operator, is to give the same each time (no clock, no random numbers of its own, "
+                "no file that changes)"
+            )
 
 
 def bytes_of(item: Any) -> int:
     """Return about how much memory an item takes."""
     if isinstance(item, np.ndarray):
-        return item.nbytes + ARRAY_BYTES
+        return item.nbytes + 100
     if isinstance(item, Mapping):
         return sum(map(bytes_of, item.values())) + 200
     if isinstance(item, list | tuple):
