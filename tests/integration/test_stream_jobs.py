@@ -90,36 +90,37 @@ def test_two_corpora_are_mixed_as_asked_through_ten_changes_of_size(edl, tmp_pat
         assert abs(sum(window) - len(window) / 10) <= 2 * shards
 
 
-def test_with_virtual_workers_the_order_of_tokens_is_that_of_one_worker(edl, tmp_path):
-    """At sizes 1 and 4, and through deaths, with processes that read and without: each step has the same items in the
-    same order, and the weights have the same bits.
+@pytest.mark.parametrize(("ring", "most", "epochs"), [("horovod", 4, 2), ("torch", 2, 4)])
+def test_with_virtual_workers_the_order_of_tokens_is_that_of_one_worker(edl, tmp_path, ring, most, epochs):
+    """At two sizes, and through a death, with processes that read and without: each step has the same items in the same
+    order, and the weights have the same bits.
     """
     corpus, found = tmp_path / "corpus", list[tuple[list[list[list[int]]], set[str]]]()
     write_corpus(corpus, shards=10, documents=30, longest=120)
     environ = {"EDL_VIRTUAL_WORKERS": "4", "OMP_NUM_THREADS": "1"}
-    for size in (1, 4):
+    for size in (1, most):
         folder = tmp_path / str(size)
         folder.mkdir()
-        script = ("torch_stream.py", "--source", f"{corpus}/*", "--length", "32", "--batch", "2", "--epochs", "2")
-        pace = ("--loaders", str(size // 4), "--step-time", "0.2" if size > 1 else "0")
-        job = Life(edl, folder, *script, *pace, workers=size, environ=environ)
+        script = ("torch_stream.py", "--source", f"{corpus}/*", "--length", "32", "--batch", "2", "--epochs", str(epochs))
+        pace = ("--loaders", str(size // most), "--step-time", ("0.2" if most > 2 else "0.6") if size > 1 else "0")
+        job = Life(edl, folder, *script, *pace, workers=size, environ=environ, flags=("--ring", ring))
         if size > 1:
-            job.wait_size(4)
+            job.wait_size(most)
             job.wait_step(5)
-            os.kill(job.pid(2), signal.SIGKILL)
-            job.wait_size(3)
+            os.kill(job.pid(most - 1), signal.SIGKILL)
+            job.wait_size(most - 1)
             job.wait_step(job.step() + 10)
-            job.scale(2)
-            job.wait_size(2)
-            job.scale(4)
-            job.wait_size(4)
+            job.scale(most - 2 or most)
+            job.wait_size(most - 2 or most)
+            job.scale(most)
+            job.wait_size(most)
             assert job.status()["bits"] == "held"
         job.finish()
         weights = {path.read_text() for path in (folder / "out").glob("weights-*.json")}
         assert len(weights) == 1
         found.append((steps_of(folder / "out"), weights))
     assert found[0] == found[1]
-    assert trained(tmp_path / "4" / "out") == Counter(dict.fromkeys(tokens_of(corpus), 2))
+    assert trained(tmp_path / str(most) / "out") == Counter(dict.fromkeys(tokens_of(corpus), epochs))
 
 
 @pytest.mark.parametrize("library", ["lightning", "accelerate", "trainer", "fit", "tf.data"])

@@ -333,10 +333,10 @@ class Ledger:
         ended = self._pool.learn(told)
         self._pool.settle(self._untrained())
         self._outdated_until = self._last_outdated()
+        moved = self._pool.assign(self._readers())
         if ended:
-            self._pool.assign(self._readers())
             self._end_epochs()
-        return ended
+        return ended or moved
 
     @property
     def has_nothing(self) -> bool:

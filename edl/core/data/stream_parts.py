@@ -173,7 +173,7 @@ class StreamParts:
             self._hand_on(ShardPart(self.begun), min(workers, key=lambda worker: load[worker]), load)
             self.begun += 1
         if self.begun == last:
-            self._even_out(workers, load)
+            self._even_out(workers)
         return before != self._parts
 
     def learn(self, told: Iterable[ShardPart]) -> bool:
@@ -295,13 +295,19 @@ class StreamParts:
         self._parts[one.part] = msgspec.structs.replace(one, holder=worker)
         load[worker] += not one.ended
 
-    def _even_out(self, workers: Sequence[str], load: dict[str, int]) -> None:
+    def _even_out(self, workers: Sequence[str]) -> None:
+        """Move parts that are still read to workers with fewer to train: one that has read all it has may train long."""
+        left = dict.fromkeys(workers, 0)
+        for one in self._parts.values():
+            if one.holder in left:
+                left[one.holder] += _is_left(one)
         while True:
-            most, least = max(workers, key=lambda one: load[one]), min(workers, key=lambda one: load[one])
-            if load[most] - load[least] < 2:
-                return
+            most, least = max(workers, key=lambda one: left[one]), min(workers, key=lambda one: left[one])
             movable = [one for one in self._by_number() if one.holder == most and not one.ended]
-            self._hand_on(movable[-1], least, load)
+            if left[most] - left[least] < 2 or not movable:
+                return
+            self._parts[movable[-1].part] = msgspec.structs.replace(movable[-1], holder=least)
+            left[most], left[least] = left[most] - 1, left[least] + 1
 
 
 def renamed(stream: StreamSnapshot, names: Mapping[str, str]) -> StreamSnapshot:

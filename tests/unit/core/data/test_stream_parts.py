@@ -56,6 +56,17 @@ def test_a_newcomer_takes_waiting_shards_and_then_some_of_the_others():
     assert sorted(holders(ledger).values()) == ["a", "a", "b", "b"]
 
 
+def test_shards_move_to_a_worker_that_has_fewer_to_train_not_to_one_that_has_read_to_their_end():
+    ledger = ledger_of("a", "b", shards=8, at_once=4)
+    before = holders(ledger)
+    ledger.learn(found(part, 20, ended=True) for part, holder in before.items() if holder == "a")
+    assert holders(ledger) == before
+    ledger.learn(found(part, 20) for part, holder in before.items() if holder == "b")
+    ledger.grant(100)  # all that is known
+    assert ledger.learn([found(1, 22)])
+    assert sorted(holders(ledger)[part] for part, holder in before.items() if holder == "b") == ["a", "a", "b", "b"]
+
+
 def test_of_two_marks_of_an_item_the_one_told_last_counts():
     """A filter may have left out all records between them."""
     ledger = ledger_of("a", shards=1)
