@@ -360,6 +360,9 @@ class VirtualSteps:
         return self._calls[1]
 
 
+MOST_COLUMNS: Final = 4  # of a mini-batch that is a list
+
+
 class LoadedParts:
     """A step's mini-batch of a loader, in a job with virtual workers: `edl.microbatches` gives its parts."""
 
@@ -402,7 +405,8 @@ def cut_rows(batch: Any, start: int, stop: int, rows: int, sort: Tensors) -> Any
         part = batch[start:stop]
         return part.clone() if hasattr(part, "clone") else part.copy() if isinstance(part, np.ndarray) else part
     if isinstance(batch, (tuple, list)):
-        if batch and all(isinstance(one, (np.ndarray, Mapping)) or sort.form(one) is not None for one in batch):
+        is_arrays = all(isinstance(one, (np.ndarray, Mapping)) or sort.form(one) is not None for one in batch)
+        if batch and is_arrays and not _are_samples(batch, rows):
             found = [cut_rows(one, start, stop, rows, sort) for one in batch]
             return tuple(found) if isinstance(batch, tuple) else found
         _check_rows(batch, rows)
@@ -411,6 +415,26 @@ def cut_rows(batch: Any, start: int, stop: int, rows: int, sort: Tensors) -> Any
         raise UsageError(f"edl.microbatches(batch): a {type(batch).__name__} cannot be cut; give it ids, or a list")
     _check_rows(batch, rows)
     return batch[start:stop]
+
+
+def _are_samples(batch: Sequence[Any], rows: int) -> bool:
+    """Tell whether each of these arrays is a sample, as those of a stream's batches, and not a column of all rows."""
+    if len(batch) != rows:
+        return False
+    if any(_length(one) != rows for one in batch):
+        return True
+    if rows > MOST_COLUMNS and isinstance(batch, list) and len({getattr(one, "shape", None) for one in batch}) == 1:
+        raise UsageError(
+            f"edl.microbatches(batch): a list of {rows} arrays of length {rows} may be samples or columns: make one "
+            "array of samples, by numpy.stack(batch) or torch.stack(batch), or a tuple of columns"
+        )
+    return False
+
+
+def _length(one: Any) -> int:
+    one = next(iter(one.values()), ()) if isinstance(one, Mapping) else one
+    shape = getattr(one, "shape", None)
+    return -1 if shape is None or not len(shape) else int(shape[0])
 
 
 def rows_of(batch: Any) -> int:

@@ -101,7 +101,17 @@ def test_with_virtual_workers_the_order_of_tokens_is_that_of_one_worker(edl, tmp
     for size in (1, most):
         folder = tmp_path / str(size)
         folder.mkdir()
-        script = ("torch_stream.py", "--source", f"{corpus}/*", "--length", "32", "--batch", "2", "--epochs", str(epochs))
+        script = (
+            "torch_stream.py",
+            "--source",
+            f"{corpus}/*",
+            "--length",
+            "32",
+            "--batch",
+            "2",
+            "--epochs",
+            str(epochs),
+        )
         pace = ("--loaders", str(size // most), "--step-time", ("0.2" if most > 2 else "0.6") if size > 1 else "0")
         job = Life(edl, folder, *script, *pace, workers=size, environ=environ, flags=("--ring", ring))
         if size > 1:

@@ -96,7 +96,7 @@ class LeaseGrants:
         if record.state in OVER:
             refusal = working.over()
         elif ledger is None:
-            refusal = "it has read no samples of edl's: if its script uses elastic_shard_generator(), ask again later"
+            refusal = "it has read no samples of edl's: if its script has yet to begin, ask again later"
         elif ledger.spec.by_sample:
             refusal = "its script cuts batches itself: iterate elastic_shard_generator().batches(n), and start it again"
         elif ledger.spec.virtual:

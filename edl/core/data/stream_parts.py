@@ -296,7 +296,7 @@ class StreamParts:
         load[worker] += not one.ended
 
     def _even_out(self, workers: Sequence[str]) -> None:
-        """Move parts that are still read to workers with fewer to train: one that has read all it has may train long."""
+        """Move parts that are still read to workers with fewer to train: who has read all may have long to train."""
         left = dict.fromkeys(workers, 0)
         for one in self._parts.values():
             if one.holder in left:

@@ -25,7 +25,7 @@ from edl.trainer.data.job_port import DataPort
 from edl.trainer.data.sample_ids import Ids, SampleIds, first_ids
 
 LEFT = (
-    "elastic_shard_generator() is iterated again while an earlier iteration goes on: a worker has one "
+    "the samples are iterated again while an earlier iteration goes on: a worker has one "
     "order of samples, so keep one iterator and take all batches from it"
 )
 

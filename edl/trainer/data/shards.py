@@ -379,7 +379,7 @@ class ShardGenerator(Generic[AnyBatch]):
         if self._epochs is None or (trained := earlier._trained_here) < self._epochs:
             return
         raise UsageError(
-            f"elastic_shard_generator(epochs={self._epochs}): this script has trained {_epochs(trained)} of the source "
+            f"epochs={self._epochs}: this script has trained {_epochs(trained)} of the source "
             f"with an earlier generator, and epochs= counts them: to train {_epochs(self._epochs)} more, ask for "
             f"epochs={(more := trained + self._epochs)}, or loop over one generator without epochs=, "
             f"`while shards.epochs_done < {more}:`"
@@ -546,7 +546,7 @@ class ShardGenerator(Generic[AnyBatch]):
         lease = leases.at(step)
         if lease is None or step > leases.handed_out:
             raise UsageError(
-                f"step {step} has no mini-batch from elastic_shard_generator(): take one batch from it before each "
+                f"step {step} has no mini-batch of edl's samples: take one from the loop over them before each "
                 "notify_batch_end()"
             )
         return lease
@@ -569,10 +569,10 @@ def _run(now: Pass, first: Batch, among: Among) -> Iterator[Ids]:
 
 
 _OTHER_PROCESS = (
-    "elastic_shard_generator() works only in the process that called edl.init(): with worker processes of PyTorch use "
+    "edl's samples are given out only in the process that called edl.init(): with worker processes of PyTorch use "
     "edl.ElasticDataLoader, or let them load what the ids from .batches(n) stand for"
 )
 _NOT_TRAINED = (
-    "elastic_shard_generator() is iterated again, but batches of the iteration before were never trained: take all "
+    "the samples are iterated again, but batches of the iteration before were never trained: take all "
     "that your pipeline has read ahead before you begin anew; put .repeat() behind .batch(), or ask for epochs=..."
 )

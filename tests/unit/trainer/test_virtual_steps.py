@@ -212,6 +212,20 @@ def test_rows_are_cut_in_whatever_a_mini_batch_is() -> None:
         cut_rows(rows[:7], 0, 4, 8, Arrays())
 
 
+def test_arrays_of_a_stream_are_samples_and_no_columns() -> None:
+    packed = [np.full(512, number) for number in range(8)]
+    found = cut_rows(packed, 2, 4, 8, Arrays())
+    assert [one[0] for one in found] == [2, 3]
+    assert len(found[0]) == 512
+    named = [{"input_ids": one} for one in packed]
+    assert cut_rows(named, 2, 4, 8, Arrays()) == named[2:4]
+    with pytest.raises(UsageError, match="may be samples or columns: make one array") as error:
+        cut_rows([one[:8] for one in packed], 2, 4, 8, Arrays())
+    assert "\n" not in str(error.value)
+    columns = cut_rows([np.arange(2), np.arange(2)], 0, 1, 2, Arrays())
+    assert [len(one) for one in columns] == [1, 1]
+
+
 def test_a_mini_batch_of_parts_is_used_by_its_parts_alone() -> None:
     batch = LoadedParts({0: "a"}, 4)
     assert len(batch) == 4
