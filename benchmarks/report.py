@@ -58,7 +58,7 @@ SECTIONS = (
     Section(
         "Steady state",
         "What does a training step cost under edl while nothing changes?",
-        ["step-overhead", "step-stock"],
+        ["step-overhead", "step-stock", "stream-pipeline"],
     ),
     Section("Two rings for PyTorch", "What does a step take in each ring?", ["step-rings"]),
     Section(
