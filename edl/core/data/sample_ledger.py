@@ -643,7 +643,7 @@ class Ledger:
         counts = {worker: min(found, steps * self._members[worker].batch) for worker, found in counts.items()}
         if not any(counts.values()):
             return False
-        self._epoch = epoch
+        self._epoch, self._closed = epoch, False
         self._give_of_stream(pool, self._members, counts, Lease(0, self._covered, steps, 0, (), epoch, False))
         self._covered += steps
         if pool.first_epoch > limit:
@@ -659,7 +659,7 @@ class Ledger:
             return False
         member.number += 1
         lease = Lease(member.number, self._covered, given, member.batch, ranges, epoch, by_shard=True)
-        self._epoch, self._totals = epoch, None
+        self._epoch, self._closed, self._totals = epoch, False, None
         self._note(lease, self._last_steps())
         member.leases += (lease,)
         self._covered += given

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from edl.core.data.resume_position import rebased
@@ -129,6 +131,23 @@ def test_an_epoch_ends_with_its_last_shard_and_the_next_is_read_before():
     ledger.grant(10)
     assert ledger.commit(3) == (1,)
     assert ledger.exhausted
+
+
+@pytest.mark.parametrize("virtual", [0, 2])
+def test_no_step_reaches_into_another_epoch_however_many_there_are(virtual):
+    """The rounds of an epoch are many, and so are the epochs after the first one that ended."""
+    lengths = (14, 4, 6, 2)
+    ledger = Ledger(DataSpec(4 * ITEMS, 5, 2, shards=4, at_once=8, virtual=virtual), ["a"])
+    ledger.grant(1)
+    taken, step = Counter[int](), 0
+    while not ledger.exhausted:
+        ledger.learn([found(part, lengths[part % 4], ended=True) for part in holders(ledger)])
+        for lease in ledger.grant(step + 1)["a"]:
+            assert {piece.epoch for piece in lease.ranges} == {lease.epoch}
+            taken[lease.epoch] += len(lease)
+        step = ledger.covered_step
+        ledger.commit(step)
+    assert taken == dict.fromkeys(range(5), sum(lengths))
 
 
 @pytest.mark.parametrize("count", [0, 7])
