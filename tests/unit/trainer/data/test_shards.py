@@ -918,7 +918,7 @@ def test_a_generator_stays_in_its_process(monkeypatch):
 
 
 def test_a_step_without_a_batch_is_the_scripts_mistake():
-    with pytest.raises(UsageError, match="take one batch from it before each"):
+    with pytest.raises(UsageError, match="take one from the loop over them before each"):
         shards_of(9)[0].share(1)
 
 
