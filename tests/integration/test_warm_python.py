@@ -20,6 +20,7 @@ from warm_python import WarmPython
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(bool(os.environ.get("EDL_TEST_COLD")), reason="EDL_TEST_COLD: nothing is forked"),
 ]
 
