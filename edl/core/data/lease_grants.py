@@ -89,6 +89,19 @@ class LeaseGrants:
                 reason = "no shard of the stream has an item: see its files, and what its filter() keeps"
                 self._working.end(JobState.FAILED, reason, FailedBy.REFUSAL)
 
+    def _learn_again(self, roster: tuple[str, ...]) -> None:
+        """Take in what workers have told last of a stream: a part that the ledger of before was through with, as it is
+        empty, the ledger of a plan may still wait for, and no worker tells of it twice.
+        """
+        ledgers, ledger = self._working.ledgers, self._working.ledgers.ledger
+        if ledger is None or not ledger.spec.shards:
+            return
+        before = ledger.epoch
+        for worker in roster:
+            if (seen := self._working.seen.observation(worker)) is not None:
+                ledgers.learn(seen.stream)
+        self._tell_ended(tuple(range(before, ledger.epoch)))
+
     def ask_batch(self, samples: int) -> None:
         """Set the global batch to `samples`: in leases granted from now on, and soon in those already granted."""
         working, record, ledger = self._working, self._working.record, self._working.ledgers.ledger
@@ -291,6 +304,7 @@ class LeaseGrants:
         read = None if planned or source != working.record.generation else self._read_by_survivors(plan, step)
         superseded, ahead = working.record.superseded, self._lease_steps()
         self._tell_ended(working.ledgers.enter(plan, step, source, superseded, ahead, read))
+        self._learn_again(plan.roster)
         working.keep_ledger()
         if read is not None and working.ledgers.ledger is not None:
             batch = working.ledgers.ledger.batch
