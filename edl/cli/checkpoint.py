@@ -30,6 +30,8 @@ from edl.launch.locate_job import Whereabouts, kept_status
 from edl.outside.save_requests import PREEMPT_S, preempted, saved
 
 BROKEN = 1
+ENDS_S = 15.0  # for a launcher whose job is over to end
+LOOK_S = 0.05
 
 
 class CheckpointCondition(StrEnum):
@@ -204,8 +206,20 @@ def preempt(arguments: argparse.Namespace) -> int:
     where = located(arguments)
     deadline_s = seconds(arguments.deadline, "--deadline", or_none=True)
     status = asyncio.run(_preempt(where, PREEMPT_S if deadline_s is None else deadline_s))
+    _wait_launcher(where)
     tables.say(f"job {where.job} is preempted: {status}")
     return 1 if "could not be saved" in status else 0
+
+
+def _wait_launcher(where: Whereabouts) -> None:
+    """Wait, within bounds, until the launcher that is known here has ended: the line that resumes the job is refused
+    until then.
+    """
+    until = time.monotonic() + ENDS_S
+    while where.folder is not None and (record := where.folder.read()) is not None and record.alive:
+        if time.monotonic() > until:
+            return
+        time.sleep(LOOK_S)
 
 
 async def _preempt(where: Whereabouts, deadline_s: float) -> str:

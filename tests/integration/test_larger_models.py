@@ -52,6 +52,9 @@ class Run:
         def there() -> dict[str, Any] | None:
             status: dict[str, Any] = self.edl.status(self.name)
             assert status["state"] not in {"failed", "finished"}, self.job.communicate()
+            if status["state"] == "preempted":  # the life before
+                self.edl.look_away(self.name)
+                return None
             return status if status["size"] == size and status["step"] >= steps else None
 
         return self.edl.wait(there, f"{size} workers", timeout_s=180)
