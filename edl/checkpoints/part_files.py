@@ -90,7 +90,7 @@ Holdings = Mapping[str, Sequence[Sequence[ElementRun]]]  # of sharded tensors: t
 
 
 class PartPlan(NamedTuple):
-    """What each process of each worker writes, in the order of their parts: worker by worker."""
+    """The slices that the processes write, in the order of their parts: worker by worker."""
 
     slices: tuple[tuple[Slice, ...], ...]  # of whole tensors
     here: tuple[tuple[Slice, ...], ...]  # the same bytes as they lie in the memory of the process

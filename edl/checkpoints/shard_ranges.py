@@ -1,4 +1,4 @@
-"""Which elements of a whole tensor each process of a worker holds, as ranges of the tensor's elements in a row.
+"""Ranges of a whole tensor's elements that each process of a worker holds.
 
 A checkpoint has whole tensors, in slices of their bytes. A process that holds a block of a tensor holds some ranges of
 these bytes: one, if the tensor is divided by rows. So a checkpoint says nothing of how a model was sharded, and a model
@@ -29,14 +29,14 @@ class ElementRun(NamedTuple):
 
 
 class Split(NamedTuple):
-    """What a dimension of the mesh does to a tensor: it divides a dimension of it."""
+    """A dimension of a tensor that a dimension of the mesh divides."""
 
     dimension: int
     first_into: int = 1  # pieces that are each divided by themselves: another dimension of the mesh has one each
 
 
 class Sharding(NamedTuple):
-    """How a tensor lies over a mesh of processes."""
+    """The layout of a tensor over a mesh of processes."""
 
     shape: tuple[int, ...]  # of the whole tensor
     mesh: tuple[int, ...]

@@ -25,7 +25,7 @@ EMPTY: Final = '<p class="empty">neither job has it on record</p>'
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """One of the two jobs."""
+    """A job that is compared with another one."""
 
     view: PageValues
     at: Sequence[float]  # times of its sizes

@@ -300,7 +300,7 @@ def _line_picture(
 
 
 class Line(NamedTuple):
-    """One of several lines in a picture."""
+    """A line of a picture that has several."""
 
     name: str
     points: Sequence[tuple[float, float]]

@@ -1,4 +1,4 @@
-"""What a machine is made of, as a report of `edl prove` says it."""
+"""Facts of a machine that a report of `edl prove` names."""
 
 from __future__ import annotations
 

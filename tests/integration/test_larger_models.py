@@ -70,6 +70,17 @@ class Run:
             assert one["shards"] == found[f"0.{name[2]}"]["shards"], "workers differ"
         return found
 
+    def ends_after_deaths(self, count: int) -> list[dict[str, Any]]:
+        """The events of a job that ends now, in which so many deaths have cost no step."""
+        (self.out / "stop").touch()
+        (self.out / "pace").write_text("0")
+        self.ends()
+        events: list[dict[str, Any]] = self.edl.events(self.name)
+        assert [one["kind"] for one in events].count("worker_lost") == count
+        steps = [one["step"] for one in events if one["kind"] == "scaled"]
+        assert steps == sorted(steps), "no step was lost"
+        return events
+
     def processes_of(self, first: int) -> list[int]:
         """All processes of the worker whose first one is `first`, in order."""
         wanted = _variables(first)["EDL_WORKER_ID"]
@@ -135,13 +146,7 @@ def test_thirty_deaths_at_random_moments_cost_no_step(edl, tmp_path) -> None:
         os.kill(drawn.choice(victims), signal.SIGKILL)
         run.edl.wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in victims), "its end", timeout_s=30)  # noqa: B023
         status = run.wait(2, run.edl.status("mortal")["step"] + 3)
-    (run.out / "stop").touch()
-    (run.out / "pace").write_text("0")
-    run.ends()
-    events = edl.events("mortal")
-    assert [one["kind"] for one in events].count("worker_lost") == 30
-    steps = [one["step"] for one in events if one["kind"] == "scaled"]
-    assert steps == sorted(steps), "no step was lost"
+    events = run.ends_after_deaths(30)
     pauses = sorted(round(one["pause_ms"]) for one in events if one["kind"] == "scaled" and one["forced"])
     sys.stdout.write(f"pauses of survivors, in ms: {pauses}\n")
 
@@ -160,13 +165,7 @@ def test_workers_grow_shrink_and_die_by_any_of_their_processes(edl, tmp_path) ->
         os.kill(victim[limb], signal.SIGKILL)
         run.edl.wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in victim), "its end", timeout_s=30)  # noqa: B023
         status = run.wait(2, run.edl.status("changing")["step"] + 5)
-    (run.out / "stop").touch()
-    (run.out / "pace").write_text("0")
-    run.ends()
-    events = edl.events("changing")
-    assert [one["kind"] for one in events].count("worker_lost") == 2
-    steps = [one["step"] for one in events if one["kind"] == "scaled"]
-    assert steps == sorted(steps), "no step was lost"
+    run.ends_after_deaths(2)
 
 
 def test_a_job_that_is_preempted_goes_on_with_other_numbers_of_processes(edl, tmp_path) -> None:

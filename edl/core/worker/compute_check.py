@@ -1,4 +1,4 @@
-"""Which parts of a step are computed a second time, by which workers, and what follows where they come out otherwise.
+"""Choose parts of a step that other workers compute a second time, and judge the workers whose digests differ.
 
 In a step that is due, each worker computes parts of its successor in the ring again, so that all take as much longer.
 Who computes what follows from seed and step alone. Where two digests of a part differ, the step is computed once more,
@@ -32,7 +32,7 @@ class Recomputed(NamedTuple):
 
 
 class PartDigests(NamedTuple):
-    """What a part came out as; 0: not computed."""
+    """The digests of a part; 0: not computed."""
 
     own: int = 0
     again: int = 0
@@ -45,7 +45,7 @@ class PartDigests(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ComputeVerdict:
-    """What the digests of a step say, by rank. All workers come to the same."""
+    """The verdict of a step's digests, by rank. All workers come to the same."""
 
     virtual: int  # the first part that came out otherwise
     wrong: tuple[int, ...]  # a third worker has shown that these are
