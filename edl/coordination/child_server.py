@@ -143,7 +143,8 @@ class ChildServer(ABC):
                 while not ended.is_set():
                     self._bound_log()
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(ended.wait(), _LOG_LOOK_S)
+                        async with asyncio.timeout(_LOG_LOOK_S):
+                            await ended.wait()
             finally:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)

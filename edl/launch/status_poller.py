@@ -85,7 +85,8 @@ class JobWatch:
                 await asyncio.sleep(SHORTEST_S)
                 if self._status is not None and self._status.generation > 0:  # its first output is to have the ranks
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(told.wait(), INTERVAL_S - SHORTEST_S)
+                        async with asyncio.timeout(INTERVAL_S - SHORTEST_S):
+                            await told.wait()
         finally:
             watch.close()
 

@@ -180,7 +180,8 @@ class PipeServer(PipeEnd):
         for connection in list(self._connections):
             connection.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._empty.wait(), STOP_GRACE_S)
+            async with asyncio.timeout(STOP_GRACE_S):
+                await self._empty.wait()
         for connection in list(self._connections):  # peers that do not read
             connection.abort()
 

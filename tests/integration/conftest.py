@@ -33,6 +33,23 @@ SPARING = {"EDL_SPIN_MS": os.environ.get("EDL_SPIN_MS", "1"), "HOROVOD_CYCLE_TIM
 LOOK_S, RARELY_S = 0.03, 0.12
 
 
+class Command(subprocess.Popen[str]):
+    """A command that a test waits for. One that does not end in time says where its tasks wait, if it has imported
+    tests/integration/warm/launch.py; the signal ends another.
+    """
+
+    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:  # noqa: A002
+        try:
+            return super().communicate(input, timeout)
+        except subprocess.TimeoutExpired:
+            self.send_signal(signal.SIGUSR2)
+        try:
+            told: Sequence[str | bytes | None] = super().communicate(timeout=5)
+        except subprocess.TimeoutExpired as still:
+            told = [still.output, still.stderr]
+        pytest.fail("\n".join([f"{self.args!r} has not ended within {timeout} s", *map(repr, told)]))
+
+
 class Edl:
     """Runs `edl` with all its processes marked by their EDL_HOME."""
 
@@ -43,7 +60,7 @@ class Edl:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "HOROVOD_"))}
         self.environ = {**kept, **SPARING, "EDL_HOME": str(home), "PYTHONPATH": str(ROOT), "EDL_MAX_RESTARTS": "0"}
         self.environ["EDL_WARM_STARTS"] = "off"  # forks are tested by themselves, and these have their own
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[Command] = []
         self._looks: dict[str, client.Job] = {}
 
     def __call__(self, *arguments: str, timeout_s: float = WAIT_S, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -52,7 +69,7 @@ class Edl:
         out, err = process.communicate(timeout=patient(timeout_s))
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def start(self, *arguments: str, under: Sequence[str] = (), **environ: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, under: Sequence[str] = (), **environ: str) -> Command:
         """`under`: a command that starts it, such as nohup. A warm job's ZooKeeper is warm too, unless
         EDL_TEST_COORDINATOR is empty, and so are its daemons, unless EDL_TEST_OWN is.
         """
@@ -64,9 +81,9 @@ class Edl:
         line = [*under, *MAIN[:2], code] if boots else self.warm.line(code)
         return self.start_command([*line, *arguments], **environ)
 
-    def start_command(self, command: Sequence[str], **environ: str) -> subprocess.Popen[str]:
+    def start_command(self, command: Sequence[str], **environ: str) -> Command:
         """Something else than `edl`, in the same surroundings."""
-        process = subprocess.Popen(
+        process = Command(
             command,
             env={**self.environ, **environ},
             cwd=self.cwd,

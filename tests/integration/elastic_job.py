@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pace import patient
 
 from edl import client
@@ -112,18 +111,10 @@ class Job:
         working.write_text(str(self.epochs))
         working.rename(self.until)
         hold.unlink(missing_ok=True)
-        out, err = self._output()
+        out, err = self.launcher.communicate(timeout=patient(150))
         assert self.launcher.returncode == status, out + err
         self.edl.wait_nothing_left()  # daemons of workers that `edl run` did not start end a moment after them
         return self.events()
-
-    def _output(self) -> tuple[str, str]:
-        """What the launcher has printed by its end, which is bounded: else what there is to see."""
-        try:
-            return self.launcher.communicate(timeout=patient(150))
-        except subprocess.TimeoutExpired:
-            seen = {"status": self.status(), "events": self.events()[-10:], "processes": self.edl.processes()}
-            pytest.fail(f"it does not end: {seen}")
 
     # ------------------------------------------------------------------------------------------- what must hold
 

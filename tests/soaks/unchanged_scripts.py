@@ -8,7 +8,7 @@ Owns: their list, with arguments and sizes. `tests/soaks/public_scripts.py --unc
 from __future__ import annotations
 
 import json
-import pickle  # noqa: TID251 - CIFAR-10 has its files so
+import pickle
 from pathlib import Path
 from typing import Final
 

@@ -16,6 +16,8 @@ import select
 import signal
 import subprocess
 import time
+import traceback
+import types
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -131,6 +133,15 @@ def address_in(shared: Path) -> str:
     return shared.read_text()
 
 
+def tell_where(_: int, frame: types.FrameType | None) -> None:
+    """Where this process is, and where each of its tasks waits."""
+    traceback.print_stack(frame)
+    for loop in [asyncio.get_running_loop()] if asyncio._get_running_loop() else []:
+        for task in asyncio.all_tasks(loop):
+            task.print_stack()
+
+
+signal.signal(signal.SIGUSR2, tell_where)
 its_own, local_launch.coordinator_of = local_launch.coordinator_of, coordinator_of  # type: ignore[attr-defined, assignment]
 child_worker.subprocess = Subprocess  # type: ignore[assignment, attr-defined]
 orphan_reaper.subprocess = Guards  # type: ignore[assignment, attr-defined]

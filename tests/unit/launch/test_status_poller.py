@@ -91,7 +91,9 @@ async def test_a_job_is_looked_at_as_soon_as_it_tells_something(tmp_path: Path, 
         await looks.get()
     for _ in range(20):
         await asyncio.sleep(0)
-    following.cancel()
-    await asyncio.wait({following})
-    assert closed
     assert looks.empty(), "a look for each word, and no more"
+    job.tell()  # a word at the moment of its end does not keep it alive, as it would asyncio.wait_for()
+    following.cancel()
+    ended, _ = await asyncio.wait({following}, timeout=5)
+    assert ended
+    assert closed
