@@ -431,10 +431,10 @@ class WorkerMachine:
         return self._tell_passed() or self._miss(where, move)
 
     def _lacks_data(self) -> bool:
-        """No samples of this ring have come, or none are handed out beyond its step: it was at the mark just before it
-        heard of that.
+        """No samples of this ring have come, or there are none beyond its step: it was at the mark just before it heard
+        of that, or a stream's readers have found no more.
         """
-        return not self.has_share or self.leases.holds_at(self.count.step)
+        return not self.has_share or not self.leases.covers(self.count.step + 1)
 
     def _stand_in(self) -> list[Command]:
         """Once: a pipeline that reads ahead asks again, and what it is given then would be trained in the next ring."""
