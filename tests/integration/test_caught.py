@@ -56,7 +56,7 @@ def voided(edl: Any) -> dict[int, set[str]]:
         ("torch_caught", {"EDL_TEST_WAY": "within", "EDL_RING": "horovod"}),
         ("torch_caught", {"EDL_TEST_WAY": "within", "EDL_RING": "torch"}),
         ("torch_caught", {"EDL_TEST_WAY": "after", "EDL_RING": "torch"}),
-        ("tf_caught", {"TF_CPP_MIN_LOG_LEVEL": "3"}),
+        pytest.param("tf_caught", {"TF_CPP_MIN_LOG_LEVEL": "3"}, marks=pytest.mark.soak),  # traced, it is the same
         ("tf_caught", {"TF_CPP_MIN_LOG_LEVEL": "3", "EDL_TEST_TRACED": "1"}),
     ],
     ids=["horovod", "torch", "horovod, within", "torch, within", "torch, after", "tensorflow", "tf.function"],

@@ -15,7 +15,10 @@ WAITED: dict[str, tuple[str, str]] = {  # what rank 0 does alone, and what both 
 }
 
 
-@pytest.mark.parametrize(("ring", "how"), [("horovod", "wraps"), ("torch", "wraps"), ("horovod", "reduces")])
+@pytest.mark.parametrize(
+    ("ring", "how"),
+    [("horovod", "wraps"), pytest.param("torch", "wraps", marks=pytest.mark.soak), ("horovod", "reduces")],
+)
 def test_what_rank_0_does_alone_ends_the_job_by_one_line_of_what_each_waits_for(edl, ring: str, how: str):
     command = edl.warm.command(JOB)
     times = ("--step-timeout", "4", "--session-timeout", "6")

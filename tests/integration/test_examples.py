@@ -27,6 +27,7 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 TRAINING = [name for name in EXAMPLES if name not in {SCHEDULER, PREEMPTED, *OF_HOROVOD, *OF_LIBRARIES}]
 # soak: plain ones of PyTorch run always, and scripts of Keras in test_listings.py
 LONG = {"torch_rates.py", "torch_resize.py", "tfrecord_digits.py", "torch_language_model.py", "keras_digits.py"}
+LONG |= {"ddp_digits.py", "fsdp2_language_model.py"}  # what they show: test_torchrun.py, test_larger_models.py
 BOOTED = {"keras_digits.py", "function_digits.py"}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 MOST_LINES = 100

@@ -47,6 +47,7 @@ class FaultyJob(Job):
 
 
 @RING
+@pytest.mark.soak  # the next test and tests/unit/trainer have each part of it
 def test_newcomers_that_raise_go_and_the_survivors_train_on(edl: Any, tmp_path: Any, ring: str) -> None:
     job = FaultyJob(edl, tmp_path / "out", ring, len(NEWCOMERS))
     job.faults.write_text("\n".join(NEWCOMERS))

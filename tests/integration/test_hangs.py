@@ -34,13 +34,11 @@ WAYS: dict[str, tuple[tuple[str, ...], str]] = {  # a script and its arguments, 
 }
 HOW = ("asleep", "collective", "astray", "stopped", "loader")
 WHOM = ("member", "newcomer", "leader's")
-# One of each ring, of each way to hang and of each worker; the others are more of the same.
+# Of each ring and each worker; the others are more of the same. Who is astray: test_disagreeing.py.
 UNMARKED = {
     ("horovod", "asleep", "member"),
-    ("torch", "loader", "newcomer"),
     ("horovod", "collective", "leader's"),
     ("torch", "stopped", "member"),
-    ("horovod", "astray", "member"),
 }
 
 

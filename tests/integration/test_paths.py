@@ -135,7 +135,7 @@ def test_an_epoch_whose_evaluation_was_broken_off_is_evaluated_again(edl: Any, t
 
 @pytest.mark.parametrize(
     "way",  # soak: a kill beside `fit` is in test_keras_epochs.py, one in an eager loop in test_pipelines.py
-    [*(pytest.param(way, marks=pytest.mark.soak) for way in ("eager", "function", "fit")), "graph", "horovod"],
+    [*(pytest.param(way, marks=pytest.mark.soak) for way in ("eager", "function", "fit", "graph")), "horovod"],
 )
 def test_tensorflow(edl: Any, tmp_path: Any, way: str) -> None:
     """A newcomer is warm before a survivor waits for it, too: all that is traced was in its rehearsal."""

@@ -127,6 +127,7 @@ def test_three_hosts_hold_and_the_report_names_them(proving: Proving) -> None:
     assert proving.left() == []
 
 
+@pytest.mark.soak  # on one machine: test_prove.py
 def test_ctrl_c_ends_all_on_each_host(proving: Proving) -> None:
     process = proving.begin()
     wait(proving.trains, "a worker trains", process)

@@ -81,7 +81,9 @@ def test_an_exception_arrives_with_the_workers_traceback(edl, tmp_path: Path) ->
     assert 'raise ValueError(f"sample {ids[0]} is no good")' in out and "ValueError: sample" in out
 
 
-@pytest.mark.parametrize("signals", [1, 2], ids=["Ctrl-C", "Ctrl-C twice"])
+@pytest.mark.parametrize(
+    "signals", [pytest.param(1, id="Ctrl-C"), pytest.param(2, id="Ctrl-C twice", marks=pytest.mark.soak)]
+)
 def test_ctrl_c_ends_the_job_with_all_its_processes(edl, tmp_path: Path, signals: int) -> None:
     caller = Caller(edl, tmp_path, "trains")
     caller.wait_running(2)
@@ -152,6 +154,7 @@ def train(epochs):
 ]
 
 
+@pytest.mark.soak  # a notebook of the documentation: test_notebooks.py
 def test_a_notebook_runs_its_cells_function(edl, tmp_path: Path) -> None:
     """By a real kernel, which is interrupted as its interface does it."""
     for name in ("ipykernel", "jupyter_client"):

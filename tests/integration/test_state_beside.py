@@ -28,7 +28,7 @@ def one_difference_after_growth(job: Job) -> dict:
         pytest.param(TORCH, "horovod", id="torch"),
         # soak: a state travels beside either ring, by tests/unit/transport/test_state_stream.py
         pytest.param(TORCH, "torch", id="torch-own", marks=pytest.mark.soak),
-        pytest.param(TENSORFLOW, "horovod", id="function"),
+        pytest.param(TENSORFLOW, "horovod", id="function", marks=pytest.mark.soak),
         # soak: eagerly and in `fit` it is the same, by tests/unit/tensorflow/test_tensorflow_apart.py
         pytest.param(EAGER, "horovod", id="eager", marks=pytest.mark.soak),
         pytest.param(FIT, "horovod", id="fit", marks=pytest.mark.soak),

@@ -103,7 +103,10 @@ def run_real_torchrun(folder: Path, workers: int, batches: int) -> None:
             return
 
 
-@pytest.mark.parametrize(("workers", "batches"), [(1, 1), (2, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("workers", "batches"),
+    [pytest.param(1, 1, marks=pytest.mark.soak), pytest.param(2, 1, marks=pytest.mark.soak), (2, 3)],
+)
 def test_losses_are_those_under_torchrun(edl: Any, tmp_path: Path, workers: int, batches: int) -> None:
     """`batches` make an update, of which `edl torchrun` is not told."""
     theirs, mine = tmp_path / "theirs", tmp_path / "mine"

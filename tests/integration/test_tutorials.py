@@ -76,7 +76,15 @@ class Typist:
         self._shell("edl cluster stop || true")
 
 
-@pytest.mark.parametrize("page", [page for page in TUTORIALS if page != KUBERNETES], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        # soak: what is typed there is typed in test_cluster.py too
+        pytest.param(page, id=page.stem, marks=pytest.mark.soak if page.stem == "tutorial-team" else ())
+        for page in TUTORIALS
+        if page != KUBERNETES
+    ],
+)
 def test_a_tutorial_can_be_typed_as_it_is_written(tmp_path, page) -> None:
     typist = Typist(tmp_path)
     try:
@@ -85,6 +93,7 @@ def test_a_tutorial_can_be_typed_as_it_is_written(tmp_path, page) -> None:
         typist.end()
 
 
+@pytest.mark.soak  # its engine: test_kubernetes_engine.py
 def test_the_tutorial_of_kubernetes_can_be_typed_where_pods_are_processes(tmp_path, warm) -> None:
     if not shutil.which("kubectl"):
         pytest.skip("there is no kubectl")
@@ -106,6 +115,7 @@ def test_the_tutorial_of_kubernetes_can_be_typed_where_pods_are_processes(tmp_pa
             typist.end()
 
 
+@pytest.mark.soak  # migrations between hosts: tests/soaks/migrate.py
 @pytest.mark.skipif(bool(why_no_wires()), reason=why_no_wires() or "-")
 def test_the_migration_of_the_tutorial_takes_a_job_to_the_other_host(tmp_path) -> None:
     """Its lines, each on the host before its prompt: network namespaces of this machine."""
