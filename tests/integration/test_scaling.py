@@ -65,7 +65,7 @@ def test_workers_that_are_killed_whole_cost_no_session_time_out(edl, tmp_path, r
         killed = time.monotonic()
         job.wait_size(left)
         job.wait_steps(1)
-        assert time.monotonic() - killed < 20
+        assert time.monotonic() - killed < patient(20)
     events = job.finish()
     lost = [(event["worker"], event["cause"]) for event in events if event["kind"] == "worker_lost"]
     assert lost == [(leader["id"], "died"), (other["id"], "died")]
@@ -86,7 +86,7 @@ def test_a_killed_daemon_of_the_leader_is_replaced_and_the_job_goes_on(edl, tmp_
         return now.get("term", 0) > status["term"] and len(daemons) == 2 and leader["daemon_pid"] not in daemons
 
     edl.wait(replaced, "another leader, and another daemon", timeout_s=150)
-    assert time.monotonic() - killed < 20
+    assert time.monotonic() - killed < patient(20)
     events = job.finish()
     kinds = Counter(event["kind"] for event in events)
     assert kinds["leader_elected"] >= 2
@@ -121,7 +121,7 @@ def test_a_container_that_is_killed_costs_no_session_time_out(edl, tmp_path):
         killed = time.monotonic()
         job.wait_size(left)
         job.wait_steps(1)
-        assert time.monotonic() - killed < 20
+        assert time.monotonic() - killed < patient(20)
     assert first.wait() == -signal.SIGKILL
     job.finish()
     assert second.wait(patient(30)) == 0

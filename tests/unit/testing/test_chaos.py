@@ -98,7 +98,7 @@ def test_a_whole_worker_is_killed_at_once(job: FakeJob) -> None:
 
 def test_what_is_frozen_thaws_in_its_time_and_at_the_end(job: FakeJob) -> None:
     with Chaos("j") as chaos:
-        chaos.inflict(Fault(What.FREEZE_TRAINER, "rank 0", 0.2))
+        chaos.inflict(Fault(What.FREEZE_TRAINER, "rank 0", 1.0))
         chaos.inflict(Fault(What.FREEZE_TRAINER, "rank 2", 60.0))
         until = time.monotonic() + 30
         for index in (0, 2):

@@ -107,10 +107,10 @@ def test_a_place_far_into_a_large_file_is_there_at_once(tmp_path):
         out.truncate(2 << 30)
         out.seek(2 << 30)
         out.write(b"\n" + jsonl())
-    began = time.monotonic()
+    began = time.process_time()
     found = [one for one in ElasticStream(path).items(0, ((2 << 30) + 1,)) if type(one) is not Barrier]
     assert found == RECORDS
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 WRONG = [
