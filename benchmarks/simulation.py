@@ -48,11 +48,11 @@ class Tally:
         self.failures += other.failures
 
 
-def play(seeds: range, sends_large: bool = False, streams: bool = False) -> Tally:
+def play(seeds: range, sends_large: bool = False, streams: bool = False, limbs: bool = False) -> Tally:
     """Simulate each of `seeds`."""
     tally = Tally(seeds=len(seeds))
     for seed in seeds:
-        job = scenario(seed, sends_large=sends_large, streams=streams)
+        job = scenario(seed, sends_large=sends_large, streams=streams, limbs=limbs)
         try:
             job.run()
         except Violation as violation:
@@ -72,14 +72,18 @@ def _begin() -> None:
     gc.set_threshold(100_000, 50, 100)  # a sixth of the time goes there else, as a job leaves little behind
 
 
-def play_all(seeds: range, processes: int, *, sends_large: bool = False, streams: bool = False) -> tuple[Tally, bool]:
+def play_all(
+    seeds: range, processes: int, *, sends_large: bool = False, streams: bool = False, limbs: bool = False
+) -> tuple[Tally, bool]:
     """All of them, some at a time; False: it was interrupted."""
     blocks = [seeds[at : at + BLOCK] for at in range(0, len(seeds), BLOCK)]
     whole, shown = Tally(), time.monotonic()
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes, _begin) as pool:
         try:
-            for tally in pool.imap_unordered(partial(play, sends_large=sends_large, streams=streams), blocks):
+            for tally in pool.imap_unordered(
+                partial(play, sends_large=sends_large, streams=streams, limbs=limbs), blocks
+            ):
                 whole.add(tally)
                 if time.monotonic() - shown > (0.5 if sys.stderr.isatty() else 15):
                     shown = time.monotonic()
@@ -130,10 +134,12 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print figures for programs")
     parser.add_argument("--sends-large", action="store_true", help="large states go to newcomers over several steps")
     parser.add_argument("--streams", action="store_true", help="what the jobs train on has no length")
+    parser.add_argument("--limbs", action="store_true", help="each worker is two or three processes")
     arguments = parser.parse_args()
     began = time.monotonic()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
-    tally, whole = play_all(seeds, arguments.processes, sends_large=arguments.sends_large, streams=arguments.streams)
+    kind = {name: getattr(arguments, name) for name in ("sends_large", "streams", "limbs")}
+    tally, whole = play_all(seeds, arguments.processes, **kind)
     elapsed_s = time.monotonic() - began
     if arguments.json:
         print(json.dumps({**vars(tally), "seconds": round(elapsed_s, 1)}))

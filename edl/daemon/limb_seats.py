@@ -15,12 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from edl.core.worker.limb_statuses import combined
+from edl.core.worker.limb_statuses import combined, ends_worker
 from edl.core.worker.next_move import NEVER
 from edl.host.host_processes import halted, used_by, watch_exit
 from edl.host.life_lock import LIFE, watch_life
 from edl.protocol import trainer_messages as say
-from edl.protocol.leader_messages import Phase
 from edl.transport.pipe import Connection
 from edl.transport.shared_page import SharedPage
 
@@ -113,7 +112,7 @@ class LimbSeats:
         """
         dead.gone = True
         others = [seat for seat in self._seats.values() if not seat.gone]
-        if others and dead.status.phase is Phase.DONE:
+        if not ends_worker(dead.status, others=bool(others)):
             return False
         for seat in others:
             with contextlib.suppress(ProcessLookupError):

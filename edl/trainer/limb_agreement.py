@@ -11,14 +11,11 @@ from typing import NamedTuple, Protocol
 
 from edl.core.worker import limb_votes
 from edl.core.worker.limb_votes import NO_ORDERS, Occasion, Row, UpdateVote
-from edl.core.worker.worker_inputs import BatchVoid, Input, RingFailed, StateComes, StateCopied, VotesHeard
+from edl.core.worker.worker_inputs import Input
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.errors import JobFailed
 from edl.protocol.assignment import Orders
 from edl.trainer.daemon_link import DaemonLink
-
-ELSEWHERE = "the ring of another process of this worker has failed"
-UNLIKE = "the rings of this worker's processes do not agree: the processes of another worker differ"
 
 
 class LimbRows(Protocol):
@@ -61,19 +58,8 @@ class LimbAgreement:
 
     def answer(self, answer: Input) -> Input:
         """Return what came of a command on all limbs: where it failed on one, it has failed."""
-        vote = answer.highest if isinstance(answer, VotesHeard) else ()
-        failed = isinstance(answer, RingFailed | BatchVoid)
-        rows = self._rows.exchange(limb_votes.row(Occasion.ANSWER, int(not failed), *vote))
-        if failed or limb_votes.failed_limb(rows) is not None:
-            return answer if failed else self._failure(answer, ELSEWHERE)
-        if isinstance(answer, VotesHeard) and len(limb_votes.votes_of(rows)) > 1:
-            return RingFailed(UNLIKE)
-        return answer
-
-    def _failure(self, answer: Input, reason: str) -> Input:
-        if isinstance(answer, StateCopied | StateComes) and self._machine.sits:
-            return BatchVoid(reason)
-        return RingFailed(reason)
+        rows = self._rows.exchange(limb_votes.answer_row(answer))
+        return limb_votes.agreed(answer, rows, sits=self._machine.sits)
 
 
 class LimbLost(JobFailed):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from edl import ownership
 from edl.core.job.deadlines import Deadlines
 from edl.core.worker.agreement import Vote
-from edl.core.worker.limb_votes import UpdateVote
+from edl.core.worker.limb_votes import ELSEWHERE, UpdateVote
 from edl.core.worker.next_move import are_newer
 from edl.core.worker.worker_inputs import (
     AbortRings,
@@ -79,7 +79,7 @@ from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.exit_paths import Interruption, Leaving, exit_preempted
 from edl.trainer.framework_port import Framework
-from edl.trainer.limb_agreement import ELSEWHERE, LimbAgreement
+from edl.trainer.limb_agreement import LimbAgreement
 from edl.trainer.registered_state import RegisteredState
 from edl.trainer.ring_builder import RingBuilder
 from edl.trainer.snapshot_writer import SnapshotWriter
@@ -225,7 +225,8 @@ class WorkerShell:
 
     def join_limbs(self, limbs: LimbAgreement, processes: int, exchange: Callable[[int, int], list[int]]) -> None:
         """Decide as the other processes of this worker. `exchange`: a number with the members of a prepared ring."""
-        self.limbs, self.machine.limbs = limbs, processes
+        self.limbs = limbs
+        self.machine.be_one_of(processes)
         self.copier.join_limbs(limbs.limb, processes)
         self._preparer.exchange = exchange
 

@@ -23,6 +23,7 @@ class EndChecks:
 
     def over(self) -> None:
         self._job.next_rings.over()
+        self._job.limb_rings.over()
         record, spec = self._job.durable, self._job.spec
         if record.state not in OVER:
             self._violated("I12", "nothing happens any more, and the job is not over")

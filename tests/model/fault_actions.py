@@ -69,6 +69,8 @@ class SimFaults:
             case SimFault.STRAY:
                 victim.astray = True
                 self.job.rings.left(victim)
+            case SimFault.BREAK_LIMB | SimFault.LOSE_LIMB:
+                self._strike_limb(fault, victim)
             case SimFault.CUT_OFF:
                 victim.cut_off = True
             case SimFault.CUT_STATE:
@@ -80,10 +82,18 @@ class SimFaults:
             case _:
                 pass
 
+    def _strike_limb(self, fault: SimFault, victim: SimWorker) -> None:
+        if fault is SimFault.LOSE_LIMB:
+            victim.lose_limb()
+            return
+        victim.lost_state = True  # a ring that it is found unfit for may have broken so
+        victim.breaks = self.job.limb_source.choice(("formed", "begins", "prepared"))
+
     def die(self, worker: SimWorker) -> None:
         worker.alive = False
         self.job.rings.missed(worker)
         self.job.next_rings.missed(worker)
+        self.job.limb_rings.missed(worker)
 
     def expire(self, worker: SimWorker) -> None:
         """End a daemon's session. None ends while the coordinator is away, and all begin anew when it is back."""

@@ -131,6 +131,9 @@ class Beginnings:
             for worker in members:
                 self.job.meetings.fail_later(worker, generation, "connection reset by peer")
             return
+        if half := [worker for worker in members if worker.breaks == "formed"]:
+            self._form_half(members, half, generation)
+            return
         had = {one.id: one.step for one in members if one.generation and one.has_state}
         ready = {one.id for one in members if one.booted}
         answers, models = self._agree(members), [one.model for one in members]
@@ -142,6 +145,16 @@ class Beginnings:
         for worker in members:
             self._begin(worker, answers[worker.id], models)
         self.job.note(f"ring {generation} of {[one.id for one in members]} stands after step {members[0].step}")
+
+    def _form_half(self, members: list[SimWorker], half: list[SimWorker], generation: int) -> None:
+        """The rings of some limbs of these workers do not form: no ring of this generation is of use."""
+        for worker in half:
+            commands = worker.machine.handle(RingFormed())
+            self.job.rings.missed(worker)
+            self.job.shells.carry_out(worker, commands)
+        for worker in members:
+            if worker not in half:
+                self.job.meetings.fail_later(worker, generation, "connection reset by peer")
 
     def _agree(self, members: list[SimWorker], unheard: Collection[str] = ()) -> dict[str, list[Command]]:
         """Return each member's commands after all have agreed by an all-reduce of the highest vote; members in
@@ -183,6 +196,8 @@ class Beginnings:
     ) -> None:
         """Break a beginning off, as a member dies: some others may be through, others have half a state, or none."""
         source, rings = self.job.random, self.job.rings.rings
+        for worker in came:
+            worker.breaks = ""
         copying = generation > 1 and any(one.has_state for one in came)
         copying = copying and source.random() < 0.7  # all have voted: it happened in what comes after, for most
         unheard = {worker.id for worker in came if self._hearing.random() < UNHEARD} if copying else set[str]()

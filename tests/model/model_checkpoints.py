@@ -112,6 +112,8 @@ class Savings:
         wanted = None if worker.orders is None else worker.orders.save
         if wanted is None or wanted.number != copy.save.number:
             return
+        if not worker.holds_copy(copy.save.number):
+            self.job.checks.violated("I11", f"{worker.id} stores a copy that not all of its processes have taken")
         self.job.happens(Moment.STORING, worker)
         late = LATE_S if self._chance(self.store_late) else self.store_s
         fails = self._chance(self.store_fails)

@@ -16,7 +16,7 @@ from edl.core.worker.next_move import are_newer
 from edl.core.worker.observed_trainer import CALM_S
 from edl.core.worker.worker_inputs import OrdersHeard
 from edl.core.worker.worker_states import TrainerState
-from edl.protocol.assignment import Assignment
+from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.leader_messages import Observation, Phase, Register
 from edl.protocol.record import OVER, Identity, Record, WorkerState
 from tests.model.model_rings import STEP_S
@@ -94,6 +94,7 @@ class SimDaemons:
         """Register another daemon, which its trainer greets."""
         worker.daemon += 1
         worker.sent, worker.presented = None, False
+        worker.lose_daemon()
         worker.dead = ()  # it has not seen those alive
         self.job.meetings.give_up(worker, "its daemon died")
         self.job.next_rings.give_up(worker)
@@ -176,6 +177,15 @@ class SimDaemons:
         if worker.stalled:  # all of the process, say
             return
         worker.attention = worker.observed.attention_step(orders)
+        if late := worker.deliver(orders):
+            self.job.after(late, self._reach, worker, orders, before)
+        else:
+            self._reach(worker, orders, before)
+
+    def _reach(self, worker: SimWorker, orders: Orders, before: Orders | None) -> None:
+        """Let the trainer hear of orders."""
+        if not worker.alive or worker.stalled:
+            return
         if worker.assignment is not None and _generation(orders.assignment) != _generation(worker.assignment):
             self.job.meetings.give_up(worker, "its ring was given up")
         self.job.shells.tell(worker, OrdersHeard(orders))
@@ -183,7 +193,7 @@ class SimDaemons:
             self.stir(worker)
         if orders.resumable:
             self.job.after(GRACE_S, self._interrupt, worker)
-        self.job.next_rings.heard(worker, orders)
+        self.job.next_rings.heard(worker, worker.newest_heard(orders))
         if before is not None:  # another thread has looked at these earlier, and comes later
             self.job.shells.tell(worker, OrdersHeard(before))
         if worker.sits and worker.machine.has_share:

@@ -27,6 +27,8 @@ class SimFault(StrEnum):
     SCALE = "scale"  # another size is asked for
     AWAY = "the coordinator is away"  # for a while it answers no call, and ends no session
     CUT_STATE = "cut a state"  # on its way to a newcomer, beside a step; the ring is well
+    BREAK_LIMB = "break one limb's ring"  # and no other limb's
+    LOSE_LIMB = "kill one limb"
     CUT_OFF = "cut off"  # from now on a worker can be part of no ring but one of its own; its daemon is well
 
 
@@ -122,6 +124,14 @@ def draw_strays(source: random.Random) -> list[Planned]:
     """Draw, in few jobs, scripts that do not do the same as those of the others."""
     count = source.choice((0, 0, 0, 0, 0, 0, 1, 2))
     return [Planned(SimFault.STRAY, source.choice(ANYWHERE), source.randint(1, 8)) for _ in range(count)]
+
+
+def draw_limbs(source: random.Random) -> list[Planned]:
+    """Draw faults that strike a limb of a worker, and not the others."""
+    moments = (Moment.STEPPING, Moment.LAST_STEP, Moment.FORMING, Moment.SENDING, Moment.COPYING, *BESIDE, *ANYWHERE)
+    kinds = (SimFault.BREAK_LIMB, SimFault.BREAK_LIMB, SimFault.LOSE_LIMB)
+    count = source.choice((0, 1, 2, 3, 5))
+    return [Planned(source.choice(kinds), source.choice(moments), source.randint(1, 12)) for _ in range(count)]
 
 
 def draw_saved(source: random.Random) -> list[Planned]:

@@ -38,7 +38,7 @@ class SimLauncher:
         job, number = self.job, len(self.job.workers)
         prepares, sends = self._kinds.random() < self._prepares, job.senders.random() < self._sends
         where = host or job.migrations.host_of(number)
-        worker = SimWorker(f"w{number}", where, prepares=prepares, sends_state=sends)
+        worker = job.new_worker(f"w{number}", where, prepares=prepares, sends_state=sends)
         worker.answering = bool(host)
         worker.ahead = self._depths.choice(AHEAD)
         if job.spec is not None and not asks_by_epoch(job.spec):

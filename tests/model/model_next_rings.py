@@ -148,6 +148,10 @@ class NextRings:
         if not attempt.is_whole:  # some find out in their first collective there
             self.job.after(self._soon(), self.job.meetings.fail, worker, generation, "connection reset by peer")
 
+    def stands_at(self, worker: SimWorker, generation: int) -> bool:
+        attempt = self.attempts.get(generation)
+        return self.held.get(worker.id) == generation and attempt is not None and worker.id in attempt.stood
+
     def missed(self, worker: SimWorker) -> None:
         """Drop the ring that a dead worker had prepared; members that wait for the worker in a collective notice."""
         generation = self.held.pop(worker.id, 0)

@@ -170,10 +170,16 @@ class Rings:
             # In this very step: some have the result already, others never get it.
             applied = [worker for worker in members if self.job.random.random() < 0.5]
         samples = [sample for hand in hands.values() for sample in hand]
+        breaking = [one for one in applied if one.breaks]
+        if breaking and any(self._ends_after(one, step) for one in applied):
+            breaking = applied  # those that have such a step are at their end, and give no other their state
+        applied = [one for one in applied if one not in breaking]
         stateful = [one for one in applied if not (one.machine.awaits_state and one.machine.portions.follow)]
         self.job.checks.training.trained(ring.generation, members, step, samples, done=bool(stateful))
         parts = [part for one in members if (part := self._gradient(one, step, hands[one.id])) is not None]
         reduced = mean(parts, of=1) if parts else None
+        torn = [worker for worker in breaking if worker.tear()]
+        applied = [worker for worker in members if worker in applied or worker in set(breaking) - set(torn)]
         lacking = [worker for worker in awaiting if not self._comes(worker, sender)]
         applied = [worker for worker in applied if worker not in lacking]
         ends = {worker.id: worker.end_batch() for worker in applied}
@@ -184,10 +190,16 @@ class Rings:
             self.job.shells.stepped(worker, ends[worker.id])
         if any(worker.stalled for worker in members):
             self._part(members, applied)
+        for worker in torn:
+            if worker.alive and not worker.stalled:
+                self.job.shells.broken(worker, "the ring of another process of this worker has failed")
         for worker in lacking:
             if worker.alive and not worker.stalled:
                 self.job.shells.broken(worker, "its state did not come")
         self.arm(ring)
+
+    def _ends_after(self, worker: SimWorker, step: int) -> bool:
+        return step >= self.job.steps if self.job.spec is None else worker.leases.ends_before(step + 1)
 
     def _part(self, members: list[SimWorker], applied: list[SimWorker]) -> None:
         """Occupy members that have the result for a while, where others wait for a member that hangs."""

@@ -6,15 +6,18 @@ Owns: what a trainer does by itself, its script too. Does not own: what all memb
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from edl.core.worker.digest import final
+from edl.core.worker.next_move import are_newer
 from edl.core.worker.observed_trainer import has_entered
 from edl.core.worker.worker_inputs import (
     AbortRings,
     AdoptRing,
+    AwaitOrders,
     BatchEnded,
     BatchVoid,
     BootAlone,
@@ -50,6 +53,7 @@ from tests.model.model_worker import SimWorker
 if TYPE_CHECKING:
     from tests.model.simulation import SimJob
 
+LOOK_S = 0.0005  # between two looks of a trainer that waits for orders
 LONG_VOID = 0.2  # of void mini-batches so many have a long end
 
 
@@ -82,10 +86,22 @@ class SimShells:
                     self.fail(worker, reason)
                 case LeaveRing():
                     self.job.rings.missed(worker)
-                case AbortRings(generations):
-                    self.job.beginnings.abort(worker, generations)
+                case AwaitOrders() | AbortRings():
+                    self._wait(worker, command)
                 case _:  # a look at newer orders comes with them, and collectives fail by themselves
                     pass
+
+    def _wait(self, worker: SimWorker, command: AwaitOrders | AbortRings) -> None:
+        if isinstance(command, AbortRings):
+            self.job.beginnings.abort(worker, command.generations)
+        elif self.job.processes > 1:  # other limbs may have heard what it waits for
+            self.job.after(LOOK_S, self._look_again, worker)
+
+    def _look_again(self, worker: SimWorker) -> None:
+        """Look at the newest orders, if the limbs have looked at older ones last."""
+        orders, known = worker.orders_read() if worker.alive and not worker.stalled else None, worker.machine.orders
+        if orders is not None and (worker.waits or worker.is_held) and are_newer(orders, known):
+            self.look(worker)
 
     def _set_down(self, worker: SimWorker, command: RecordRing | TakeCopy | SetWeight) -> None:
         match command:
@@ -99,8 +115,12 @@ class SimShells:
     def _told(self, worker: SimWorker) -> None:
         if worker.told is worker.machine.status:
             return
+        self.take_word(worker, worker.hear)
+
+    def take_word(self, worker: SimWorker, hear: Callable[[], bool]) -> None:
+        """Let a worker's daemon hear of its trainer; `hear` returns whether the leader need not at once."""
         before = worker.observed.status
-        self.job.daemons.stir(worker, calm=worker.hear())
+        self.job.daemons.stir(worker, calm=hear())
         now = worker.observed.status
         worker.attention = worker.observed.attention_step(worker.orders)
         if now.copied.number > before.copied.number and not now.copied.failure:
@@ -111,13 +131,13 @@ class SimShells:
     def look(self, worker: SimWorker) -> None:
         """Let a trainer look at its orders, where `edl.trainer` lets it follow them."""
         machine, before = worker.machine, worker.doing
-        if machine.orders is None or worker.stalled or not worker.alive:
+        if worker.stalled or not worker.alive or (orders := worker.orders_read()) is None:
             return
-        commands = machine.handle(OrdersRead(machine.orders))
+        commands = machine.handle(OrdersRead(orders))
         if machine.assignment is not None:
             self.job.checks.enters(worker, before, machine.assignment)
         elif machine.state is TrainerState.LEAVING:
-            self.job.checks.leaves(worker, before, machine.orders)
+            self.job.checks.leaves(worker, before, orders)
         self.carry_out(worker, commands)
         if machine.state is TrainerState.TRAINING:
             self.job.rings.arm(self.job.rings.rings[worker.generation])
@@ -149,8 +169,10 @@ class SimShells:
 
     def wait_on(self, worker: SimWorker) -> None:
         """Let a script wait for samples: it looks at its orders in between."""
-        if worker.orders is not None and worker.is_hungry():
-            self.tell(worker, StillWaiting(worker.orders))
+        if worker.is_hungry() and (orders := worker.orders_waiting()) is not None:
+            self.tell(worker, StillWaiting(orders))
+            if self.job.processes > 1 and worker.sits and worker.machine.has_share and not worker.is_hungry():
+                self.job.rings.arm(self.job.rings.rings[worker.generation])  # limbs take their samples as they look
 
     def stepped(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
         self.job.daemons.stir(worker)

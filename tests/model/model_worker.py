@@ -48,6 +48,7 @@ class SimWorker:
         "answering",
         "astray",
         "attention",
+        "breaks",
         "busy_until",
         "count",
         "cut_off",
@@ -89,6 +90,7 @@ class SimWorker:
         self.lost_state = False  # what was on its way to it once did not come
         self.alive = True  # the trainer's process
         self.stalled = False  # it hangs: asleep, stopped, or its loader is stuck
+        self.breaks = ""  # the moment at which the ring of one of its limbs breaks next, and those of the others do not
         self.astray = False  # its script waits for a collective that the others' scripts do not come to
         self.cut_off = False  # no ring forms with it
         self.busy_until = 0.0  # its script is at something of its own between two mini-batches
@@ -188,6 +190,14 @@ class SimWorker:
                 break
             self.read[step] = lease.between(step - 1, step)
 
+    def orders_read(self) -> Orders | None:
+        """Return the orders that the training thread looks at."""
+        return self.machine.orders
+
+    def orders_waiting(self) -> Orders | None:
+        """Return what a script that waits for samples looks at."""
+        return self.orders
+
     def weigh(self, step: int) -> None:
         """Set the weight before `step` is reduced, unless the previous one holds."""
         if self.machine.weight_is_due:
@@ -225,6 +235,28 @@ class SimWorker:
         """Send the trainer's status to its daemon; return whether the leader need not hear of it at once."""
         self.told = self.machine.status
         return self.observed.hear(self.told)
+
+    def deliver(self, orders: Orders) -> float:
+        """Tell the trainer; return how late it hears of that."""
+        return 0.0
+
+    def newest_heard(self, orders: Orders) -> Orders:
+        """Return the newest orders that the trainer has heard, which hears these now."""
+        return orders
+
+    def lose_daemon(self) -> None:
+        """Lose what the daemon that dies had not told yet."""
+
+    def tear(self) -> bool:
+        """Break the ring of one limb; return whether the worker's mini-batch is void."""
+        return False
+
+    def holds_copy(self, number: int) -> bool:
+        """Tell whether all processes of the worker have taken their copies for that saving."""
+        return True
+
+    def lose_limb(self) -> None:
+        """Lose one of several processes."""
 
     def present(self) -> None:
         """Let the trainer greet another daemon. A trainer that is dead greets none: the daemon knows its step only."""

@@ -88,6 +88,7 @@ class PlanChecks:
         self._note_plan(before, record, plan)
         self._have_met(before, record, plan)
         self._job.next_rings.planned(before, record, plan)
+        self._job.limb_rings.planned(plan)
         self.has_roster(plan.generation, plan.roster)
         self._respects_limits(record, plan.roster)
         if record.generation:

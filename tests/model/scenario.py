@@ -19,6 +19,7 @@ from tests.model.model_faults import (
     SimFault,
     draw,
     draw_beside,
+    draw_limbs,
     draw_saved,
     draw_sending,
     draw_strays,
@@ -51,12 +52,13 @@ def scenario(
     saves: bool | None = None,
     sends_large: bool = False,
     streams: bool = False,
+    limbs: bool = False,
 ) -> SimJob:
     """The job of `seed`, with its faults planned. Run it; it raises Violation if an invariant breaks.
 
     `in_line`: no ring is formed beside another, nor is it saved. `saves`: whether it is, where that is not drawn.
     `sends_large`: newcomers join, and get their states beside several steps; of what is drawn else, faults remain.
-    `streams`: what it trains on has no length.
+    `streams`: what it trains on has no length. `limbs`: each worker is several processes.
     """
     source = random.Random(f"scenario {seed}")
     (size,) = source.choices((0, 1, 2), (SMALL, MIDDLE, BIG))
@@ -93,6 +95,7 @@ def scenario(
         spread=seed % 3 == 0,
         items=items,
         checkpointing=_checkpointing(saving, seed) if is_saved else None,
+        processes=random.Random(f"processes {seed}").choice((2, 3)) if limbs else 1,
         batching=Batching() if spec.by_sample or own_data else _batching(random.Random(f"batches {seed}")),
     )
     if sends_large:
@@ -119,7 +122,10 @@ def scenario(
     wishing = random.Random(f"wishing {seed}")
     if is_saved and wishing.random() < WISHES:
         job.savings.wishes = {wishing.randint(1, steps): wishing.random() < 0.5 for _ in range(4)}
-    job.plan(draw_strays(random.Random(f"strays {seed}")))
+    job.plan(
+        (draw_limbs(random.Random(f"limb faults {seed}")) if limbs else [])
+        + draw_strays(random.Random(f"strays {seed}"))
+    )
     away = random.Random(f"away {seed}")
     if away.random() < AWAY:
         job.plan([Planned(SimFault.AWAY, away.random() * within_s)])

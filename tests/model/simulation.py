@@ -30,6 +30,7 @@ from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, JobPolicy
 from edl.protocol.record import OVER, JobState, Record, WorkerState
 from tests.model.fault_actions import OF_THE_JOB, SimFaults
+from tests.model.limb_rings import LimbRings
 from tests.model.model_beginnings import Beginnings
 from tests.model.model_checkpoints import Savings, SimStore
 from tests.model.model_checks import Checks
@@ -38,6 +39,7 @@ from tests.model.model_daemons import HEARD_S, LATE_S, SimDaemons
 from tests.model.model_faults import Moment, Planned, SimFault
 from tests.model.model_launcher import SimLauncher
 from tests.model.model_leader import TICK_S, SimLeader
+from tests.model.model_limbs import LimbedWorker
 from tests.model.model_meetings import Meetings
 from tests.model.model_migrations import Migrations
 from tests.model.model_next_rings import NextRings
@@ -97,10 +99,12 @@ class SimJob:
         spread: bool = False,
         items: int = 0,
         stream: SimStream | None = None,
+        processes: int = 1,
     ) -> None:
         """`prepares`: how many of its workers can form a ring beside another; `sends`: state beside steps, likewise.
 
         `inherits`: it is the next life of a job. `spread`: it begins on two hosts, of which one may be left.
+        `processes`: of each worker.
         `items`: of a stream in one epoch; or the `stream` of the life before.
         """
         self.stream = stream or (SimStream(seed, items, spec.shards) if spec is not None and spec.shards else None)
@@ -109,6 +113,7 @@ class SimJob:
         self.random = random.Random(seed)
         self.senders = random.Random(f"senders {seed}")
         self.scripts = random.Random(f"scripts {seed}")
+        self.processes, self.limb_source = processes, random.Random(f"limbs {seed}")
         self.state_bytes = self.senders.choice(STATE_BYTES)  # of what goes to newcomers over several steps
         self.now = 0.0
         self.checkpointing = checkpointing or Checkpointing()
@@ -133,6 +138,7 @@ class SimJob:
         self.beginnings = Beginnings(self, seed)
         self.rings = Rings(self, seed)
         self.next_rings = NextRings(self, seed)
+        self.limb_rings = LimbRings(self)
         self.roll_calls = RollCalls(self)
         self.migrations = Migrations(self, BOOT_S, spread=spread)
         self.checks = Checks(self)
@@ -221,6 +227,11 @@ class SimJob:
     def after(self, delay: float, act: Callable[..., object], *arguments: object) -> None:
         self._number += 1
         heappush(self._heap, (self.now + delay, self._number, act, arguments))
+
+    def new_worker(self, worker: str, host: str, *, prepares: bool, sends_state: bool) -> SimWorker:
+        if self.processes == 1:
+            return SimWorker(worker, host, prepares=prepares, sends_state=sends_state)
+        return LimbedWorker(self, worker, host, processes=self.processes, prepares=prepares, sends_state=sends_state)
 
     def new_machine(self, record: Record, term: int) -> JobMachine:
         return CheckedMachine(self, record, term)

@@ -42,13 +42,29 @@ class LeaseBuffer:
 
         `at_work`: the step that is worked on. Its samples may be asked for already, so they are handed out in any case.
         """
+        self._adopt(share, stamp, max(share.mark, self._handed_out, at_work))
+
+    def adopt_alike(self, share: Share, stamp: tuple[int, int], step: int) -> None:
+        """Adopt a share after `step`, with the other processes of this worker, some of which may have promised a mark
+        meanwhile.
+        """
+        promised = self.promised(share, step)
+        self._adopt(share, stamp, max(share.mark, self._handed_out) if promised is None else promised)
+
+    def promised(self, share: Share, step: int) -> int | None:
+        """Return the mark that a process can keep to which has heard of `share` after `step`, and adopts it with the
+        others after two more at the latest. None: then the mark is still to come. Else it is the end of what is held.
+        """
+        held = None if self._share is None or share.mark >= step + 2 else self._share.covered_step
+        return held if held is None else max(share.mark, self._handed_out, held)
+
+    def _adopt(self, share: Share, stamp: tuple[int, int], mark: int) -> None:
         if stamp < self._newest:
             return
         self._newest, self._share = stamp, share
         self._leases = self._merged(share)
         if share.rebatch != self._rebatch:
-            self._rebatch = share.rebatch
-            self._mark = max(share.mark, self._handed_out, at_work) if share.rebatch else NEVER
+            self._rebatch, self._mark = share.rebatch, mark if share.rebatch else NEVER
 
     def _merged(self, share: Share) -> dict[int, Lease]:
         """Return the leases held from now on. An unchanged lease stays the object that it was."""

@@ -26,13 +26,13 @@ def combined(statuses: Sequence[TrainerStatus]) -> TrainerStatus:
     if len(statuses) == 1:
         return statuses[0]
     first, least = statuses[0], _least(statuses)
-    asked = [one.data for one in statuses]
-    if None not in asked and len(set(map(repr, asked))) > 1:
+    asked = [one.data for one in statuses if one.data is not None]
+    if len({repr(replace(one, epochs=0)) for one in asked}) > 1:  # one may have asked for its next epoch already
         least = replace(least, phase=Phase.FAILED, reason=OTHER_DATA)
     newest_void = max((one.void for one in statuses if one.void), key=lambda void: void.generation, default=None)
     return replace(
         least,
-        data=None if None in asked else first.data,
+        data=min(asked, key=lambda one: one.epochs) if len(asked) == len(statuses) else None,
         leaving=any(one.leaving for one in statuses),
         missed=max(one.missed for one in statuses),
         marked=_marked(statuses),
@@ -52,6 +52,13 @@ def combined(statuses: Sequence[TrainerStatus]) -> TrainerStatus:
         figures=first.figures,
         heard_going=all(one.heard_going for one in statuses),
     )
+
+
+def ends_worker(dead: TrainerStatus, *, others: bool) -> bool:
+    """Tell whether the end of a process is its worker's: the others would wait for it. `others`: some live. Those are
+    on their way to their good end where this one has come to its own.
+    """
+    return not others or dead.phase is not Phase.DONE
 
 
 def _least(statuses: Sequence[TrainerStatus]) -> TrainerStatus:

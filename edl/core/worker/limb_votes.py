@@ -14,9 +14,12 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from edl.core.worker.agreement import Vote
+from edl.core.worker.worker_inputs import BatchVoid, Input, RingFailed, StateComes, StateCopied, VotesHeard
 from edl.errors import JobFailed
 
 LANES: Final = 6  # whole numbers of a row
+ELSEWHERE: Final = "the ring of another process of this worker has failed"
+UNLIKE: Final = "the rings of this worker's processes do not agree: the processes of another worker differ"
 
 
 class Occasion(IntEnum):
@@ -84,3 +87,23 @@ def failed_limb(rows: Sequence[Row]) -> int | None:
 def votes_of(rows: Sequence[Row]) -> set[Vote]:
     """Return the votes that the limbs' rings have agreed on: one, unless the limbs of another worker differ."""
     return {Vote(*one[1 : 1 + len(Vote._fields)]) for one in heard(Occasion.ANSWER, rows)}
+
+
+def answer_row(answer: Input) -> Row:
+    """Make the row of a limb whose command has come to this."""
+    vote = answer.highest if isinstance(answer, VotesHeard) else ()
+    return row(Occasion.ANSWER, int(not _fails(answer)), *vote)
+
+
+def agreed(answer: Input, rows: Sequence[Row], *, sits: bool) -> Input:
+    """Return what a limb's machine hears of its `answer`: where a command has failed on one limb, it has failed."""
+    failed = failed_limb(rows) is not None
+    if failed and not _fails(answer):
+        return BatchVoid(ELSEWHERE) if sits and isinstance(answer, StateCopied | StateComes) else RingFailed(ELSEWHERE)
+    if isinstance(answer, VotesHeard) and len(votes_of(rows)) > 1:
+        return RingFailed(UNLIKE)
+    return answer
+
+
+def _fails(answer: Input) -> bool:
+    return isinstance(answer, RingFailed | BatchVoid)

@@ -57,6 +57,7 @@ class SampleSupply:
     def __init__(self, leases: LeaseBuffer, unusual: UsualSteps) -> None:
         self.leases = leases
         self._unusual = unusual
+        self.alike = False  # this worker is several processes, which adopt the same shares after the same steps
         self.leases_of = 0  # the generation by whose leases the steps so far were trained
         self.marked = (0, 0)  # number of a rebatch, and the step beyond which nothing is handed out while it lasts
         self.weightless = False  # no worker has samples in the mini-batch being worked on
@@ -73,9 +74,26 @@ class SampleSupply:
         for share in orders.shares:
             late = share.foreseen and not comes and self.leases_of != generation
             if (share.generation, share.after_step) == (generation, entered_after) and not late:
-                self.leases.adopt(share, (orders.term, orders.version), at_work=step + 1)
+                if self.alike:
+                    self.leases.adopt_alike(share, (orders.term, orders.version), step)
+                else:
+                    self.leases.adopt(share, (orders.term, orders.version), at_work=step + 1)
                 self.leases_of = share.generation
                 return self.heed_mark()
+        return []
+
+    def promise(self, orders: Orders, generation: int, entered_after: int, step: int) -> list[Command]:
+        """Report the mark that these orders will have here once all processes of this worker look at them: others that
+        have come to it wait for that, and this one may wait for those in a collective.
+        """
+        for share in orders.shares:
+            if (share.generation, share.after_step) == (generation, entered_after) and self.leases_of == generation:
+                mark = self.leases.promised(share, step)
+                if mark is None or share.rebatch <= self.marked[0]:
+                    return []
+                self.marked = (share.rebatch, mark)
+                self._unusual.draw_nearer(mark)
+                return [TellDaemon()]
         return []
 
     def heed_mark(self) -> list[Command]:

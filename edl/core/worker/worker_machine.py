@@ -169,6 +169,10 @@ class WorkerMachine:
         self.next_ring.able = prepares
         self.status = replace(self.status, prepares=prepares, sends_state=sends_state)
 
+    def be_one_of(self, limbs: int) -> None:
+        """Decide as the other processes of this worker do. Call it before the trainer has a daemon."""
+        self.limbs, self.supply.alike = limbs, True
+
     # ------------------------------------------------------------------------------------------------- the mutator
 
     def handle(self, happened: Input) -> list[Command]:
@@ -333,6 +337,8 @@ class WorkerMachine:
             if self.limbs == 1 or not isinstance(happened, OrdersHeard):  # else when all limbs look at them
                 self.orders = orders if self.orders is None or not are_newer(self.orders, orders) else self.orders
                 told = self._adopt(orders)  # of which the buffer drops what is old
+            elif orders is self._heard:
+                told = self.supply.promise(orders, self.generation, self.entered_after, self.count.step)
             if orders is self._heard and self.state not in ENDING:
                 works = isinstance(happened, OrdersHeard) and self.state is TrainerState.TRAINING
                 told += self.next_ring.heed(orders, works_in=self.generation if works else 0)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from edl.core.worker.agreement import Vote
-from edl.core.worker.limb_votes import Row, UpdateVote
+from edl.core.worker.limb_votes import ELSEWHERE, UNLIKE, Row, UpdateVote
 from edl.core.worker.worker_inputs import BatchVoid, RingFailed, RingFormed, StateCopied, VotesHeard
-from edl.trainer.limb_agreement import ELSEWHERE, UNLIKE, LimbAgreement
+from edl.trainer.limb_agreement import LimbAgreement
 
 
 class Rows:

@@ -25,6 +25,7 @@ from edl.core.worker.worker_inputs import (
     RingFormed,
     RingNotPrepared,
     StillWaiting,
+    TellDaemon,
 )
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import TrainerState
@@ -101,6 +102,11 @@ def test_all_limbs_have_asked_for_data_before_their_worker_has() -> None:
     assert (differ.phase, differ.reason) == (Phase.FAILED, OTHER_DATA)
 
 
+def test_a_limb_that_has_begun_its_next_epoch_asks_for_the_same_data() -> None:
+    further = combined([replace(TRAINS, data=replace(SPEC, epochs=2)), replace(TRAINS, data=SPEC)])
+    assert (further.phase, further.data) == (Phase.TRAINING, SPEC)
+
+
 def test_what_one_limb_knows_its_worker_does() -> None:
     void = Void(3, "the gradients", 1.0)
     one = replace(TRAINS, leaving=True, void=void, missed=4, figures={"loss": 1.0}, final=(Fingerprint("a", 1),))
@@ -173,7 +179,7 @@ def test_limbs_at_different_places_of_their_scripts_are_told_so() -> None:
 def limb(limbs: int = 2) -> WorkerMachine:
     machine = WorkerMachine(LeaseBuffer(), SimpleNamespace(step=0, usual_until=0))
     machine.introduce(prepares=True, sends_state=False)
-    machine.limbs = limbs
+    machine.be_one_of(limbs)
     return machine
 
 
@@ -216,6 +222,41 @@ def test_a_limb_takes_no_leases_before_all_have_looked_at_them() -> None:
 
     assert after(limbs=1)
     assert not after(limbs=2)
+
+
+def marked(number: int, mark: int) -> Orders:
+    share = Share(1, 0, (Lease(1, 0, 10, 4, (Range(0, 0, 40),)),), (Totals(10, 8),), 10, 1, last=False)
+    return told(1 + number, shares=(replace(share, rebatch=number, mark=mark),))
+
+
+def test_a_limb_tells_a_mark_that_the_others_have_come_to_though_it_is_in_a_collective() -> None:
+    machine = trains(limb())
+    machine.handle(StillWaiting(marked(0, 0)))
+    machine.count.step = 4
+    assert machine.handle(OrdersHeard(marked(1, 5))) == [TellDaemon()]
+    assert machine.status.marked == (1, 10)  # what is held by now may be asked for until all limbs look
+    machine.handle(BatchEnded(attention=True))
+    machine.handle(OrdersRead(marked(1, 5)))
+    assert machine.leases.marked == machine.status.marked == (1, 10)
+
+
+def test_a_limb_that_heard_of_no_mark_keeps_to_the_one_that_another_has_told() -> None:
+    machine = trains(limb())
+    machine.handle(StillWaiting(marked(0, 0)))
+    machine.count.step = 4
+    machine.handle(BatchEnded(attention=True))
+    machine.handle(OrdersRead(marked(1, 5)))
+    assert machine.leases.marked == (1, 10)
+
+
+def test_a_limb_tells_no_mark_that_is_still_to_come() -> None:
+    machine = trains(limb())
+    machine.handle(StillWaiting(marked(0, 0)))
+    machine.count.step = 4
+    assert machine.handle(OrdersHeard(marked(1, 7))) == []
+    machine.handle(BatchEnded(attention=True))
+    machine.handle(OrdersRead(marked(1, 7)))
+    assert machine.leases.marked == machine.status.marked == (1, 7)
 
 
 def test_a_limb_cuts_a_broken_ring_as_soon_as_it_hears_of_that() -> None:
