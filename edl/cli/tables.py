@@ -17,7 +17,7 @@ from edl.facts import told
 from edl.launch.job_records import LaunchRecord
 from edl.protocol.checkpoint_record import SavingFailure
 from edl.protocol.data_nouns import DataCounts, StreamCounts
-from edl.protocol.record import OVER, JobState, SavingStatus, Status, WorkerState
+from edl.protocol.record import OVER, JobState, SavingStatus, Status, WorkerState, WorkerStatus
 
 DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # the part of a digest that people compare
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
@@ -62,19 +62,19 @@ def show_status(status: Status) -> None:
     # of other workers of a finished job nothing is left
     shown = [one for one in status.workers if not over or one.state is WorkerState.DONE]
     if shown:
-        rows = [
-            (
-                w.id,
-                "-" if w.rank is None else str(w.rank),
-                w.host,
-                str(w.pid),
-                str(w.daemon_pid),
-                w.state.value,
-                str(w.step),
-            )
-            for w in shown
-        ]
+        rows = [row for one in shown for row in worker_rows(one)]
         table(("worker", "rank", "host", "pid", "daemon", "state", "step"), rows)
+
+
+def worker_rows(worker: WorkerStatus) -> list[tuple[str, ...]]:
+    """Return the row of a worker, and one of each of its processes where it has several."""
+    rank = "-" if worker.rank is None else str(worker.rank)
+    pids = str(worker.pid), str(worker.daemon_pid)
+    processes = [
+        (f"  process {place}", "", "", str(one.pid), "", one.state, str(one.step))
+        for place, one in enumerate(worker.limbs)
+    ]
+    return [(worker.id, rank, worker.host, *pids, worker.state.value, str(worker.step)), *processes]
 
 
 def show_data(status: Status, data: DataCounts, *, over: bool) -> None:

@@ -86,7 +86,7 @@ class Daemon:
         self._trainer = trainer
         self._limbs = limbs = LimbSeats(settings.processes, trainer, folder, self._on_trainer_exit)
         self._refusals = Refusals()
-        self._observer = TrainerView(limbs, self._refusals.snapshot, limbs.used, limbs.halted)
+        self._observer = TrainerView(limbs, self._refusals.snapshot, limbs.used, limbs.halted, limbs.seen)
         self._parts = PartStore(folder, self._on_stored, self._on_not_stored)
         self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, limbs.hung_up)
         self._member = False  # its trainer has had orders from a daemon before this one

@@ -20,6 +20,7 @@ from edl.core.worker.next_move import NEVER
 from edl.host.host_processes import halted, used_by, watch_exit
 from edl.host.life_lock import LIFE, watch_life
 from edl.protocol import trainer_messages as say
+from edl.protocol.tally import LimbSeen
 from edl.transport.pipe import Connection
 from edl.transport.shared_page import SharedPage
 
@@ -150,6 +151,15 @@ class LimbSeats:
         """Return seconds of CPU and bytes of memory of all processes."""
         used = [used_by(seat.pid) for seat in self._seats.values()]
         return sum(cpu_s for cpu_s, _ in used), sum(memory for _, memory in used)
+
+    def seen(self) -> tuple[LimbSeen, ...]:
+        """Return what is seen of each process, where there are several."""
+        if self._processes == 1:
+            return ()
+        return tuple(
+            LimbSeen(seat.pid, "gone" if seat.gone else seat.status.phase.value, seat.page.step)
+            for _, seat in sorted(self._seats.items())
+        )
 
     def halted(self) -> str:
         """Say what the system holds a process up by."""

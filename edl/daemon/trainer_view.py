@@ -8,7 +8,7 @@ from typing import Protocol
 
 from edl.core.worker.observed_trainer import ObservedTrainer, has_entered
 from edl.protocol.leader_messages import Observation, Phase, Word
-from edl.protocol.tally import Usage
+from edl.protocol.tally import LimbSeen, Usage
 from edl.protocol.trainer_messages import TrainerStatus
 
 MEMORIES_S = (0.5, 20.0)  # time constants of the two mean step times: a value so old has lost 63 % of its weight
@@ -36,12 +36,13 @@ class TrainerView(ObservedTrainer):
         refused: Callable[[], dict[str, int]] = dict,
         used: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
         halted: Callable[[], str] = str,
+        limbs: Callable[[], tuple[LimbSeen, ...]] = tuple,
     ) -> None:
         """Keep the sources. `refused`: counts of refusals by the daemon. `used`: seconds of CPU and bytes of memory of
-        the trainer. `halted`: what the system holds the trainer's process up by.
+        the trainer. `halted`: what the system holds the trainer's process up by. `limbs`: its processes, if several.
         """
         super().__init__()
-        self._used, self._halted = used, halted
+        self._used, self._halted, self._limbs = used, halted, limbs
         self._page = page
         self._refused = refused
         self.met: tuple[int, ...] = (0,)  # presence of the workers called to a next ring, as this daemon has seen it
@@ -83,6 +84,7 @@ class TrainerView(ObservedTrainer):
             met=self.met,
             dead=self.dead,
             halted=self._halted(),
+            limbs=self._limbs(),
             at=now,
         )
 

@@ -15,7 +15,7 @@ from edl.dashboard.time_shares import TimeShare, verdict
 from edl.events import details_of
 from edl.facts import told
 from edl.launch.progress_log import figures_of
-from edl.protocol.record import OVER, Status
+from edl.protocol.record import OVER, Status, WorkerStatus
 from edl.protocol.tally import Doing
 
 ROWS: Final = 300  # events that a page shows, as `shipped/page.js` has it too
@@ -125,20 +125,7 @@ def sizes_of(story: Sequence[Mapping[str, Any]], status: Status | None, now: flo
 
 def view_of(status: Status, spendings: Mapping[str, TimeShare | None], now: float) -> PageValues:
     members = sorted(status.workers, key=lambda one: (one.rank is None, one.rank or 0))
-    rows = tuple(
-        WorkerRow(
-            worker=one.id,
-            rank=NONE if one.rank is None else str(one.rank),
-            host=one.host,
-            state=one.state.value,
-            step=one.step,
-            spending=spendings.get(one.id),
-            pace="" if one.rank is None else f"{one.pace:.2f}",
-            memory="" if one.usage is None or not one.usage.memory else sized(one.usage.memory),
-            remark=verdict(one, spendings.get(one.id)),
-        )
-        for one in members[:FEW]
-    )
+    rows = tuple(row for one in members[:FEW] for row in _rows(one, spendings.get(one.id)))
     data = status.data
     parts = (
         () if data is None else (("trained", data.trained), ("leased", data.leased), ("unassigned", data.unassigned))
@@ -154,6 +141,26 @@ def view_of(status: Status, spendings: Mapping[str, TimeShare | None], now: floa
         time=_time(status),
         over=status.state in OVER,
     )
+
+
+def _rows(one: WorkerStatus, spending: TimeShare | None) -> list[WorkerRow]:
+    """Return the row of a worker, and one of each of its processes where it has several."""
+    row = WorkerRow(
+        worker=one.id,
+        rank=NONE if one.rank is None else str(one.rank),
+        host=one.host,
+        state=one.state.value,
+        step=one.step,
+        spending=spending,
+        pace="" if one.rank is None else f"{one.pace:.2f}",
+        memory="" if one.usage is None or not one.usage.memory else sized(one.usage.memory),
+        remark=verdict(one, spending),
+    )
+    processes = [
+        WorkerRow(f"process {place} (pid {limb.pid})", "", "", limb.state, limb.step, None, "", "", "")
+        for place, limb in enumerate(one.limbs)
+    ]
+    return [row, *processes]
 
 
 def _tiles(status: Status, now: float) -> list[Tile]:

@@ -15,7 +15,7 @@ from edl.protocol.job_policy import Count, JobPolicy
 from edl.protocol.migration_record import Room
 from edl.protocol.record import KEEP_S, Identity, Status
 from edl.protocol.ring_places import RingKind
-from edl.protocol.tally import Usage
+from edl.protocol.tally import LimbSeen, Usage
 
 LONGEST_REASON: Final = 2000
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
@@ -144,6 +144,7 @@ class Observation(TrainerFacts, frozen=True, kw_only=True):
     saved_part: tuple[int, PartInfo | None] = (0, None)  # the newest saving of which its part is durable
     save_failed: tuple[int, Reason] = (0, "")  # the newest saving that it has no part of, and why
     dead: tuple[str, ...] = ()  # other workers of its host of which neither the trainer nor the daemon lives
+    limbs: tuple[LimbSeen, ...] = ()  # the processes of a worker of several, by their places in it
     halted: str = ""  # what the system holds its process up by, if it does
     at: float = 0.0  # when that was so, by a monotonic clock of the worker's machine
 

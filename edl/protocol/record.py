@@ -22,7 +22,7 @@ from edl.protocol.divergence_report import EndState
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.migration_record import Migrated, Migration, MigrationStatus
 from edl.protocol.ring_places import RingKind
-from edl.protocol.tally import Rate, Tally, Usage
+from edl.protocol.tally import LimbSeen, Rate, Tally, Usage
 
 
 class JobState(StrEnum):
@@ -280,6 +280,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     step: int
     usage: Usage | None = None  # None: no report has come yet
     pace: float = 1.0  # its speed, relative to the median of all
+    limbs: tuple[LimbSeen, ...] = ()  # its processes, where it has several, by their places in it
 
 
 class SavingStatus(msgspec.Struct, frozen=True):

@@ -44,6 +44,14 @@ class Usage(msgspec.Struct, frozen=True):
     computed_s: float = 0.0  # in rings, neither waiting nor loading; never shrinks
 
 
+class LimbSeen(msgspec.Struct, frozen=True):
+    """One of several processes of a worker, as its daemon sees it."""
+
+    pid: int
+    state: str  # the phase of its trainer; "gone": it has ended
+    step: int  # committed by this process
+
+
 class Doing(StrEnum):
     """The activity of a job, as far as its record tells. All but TRAINING is a cause of badput."""
 

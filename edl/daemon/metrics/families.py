@@ -212,6 +212,7 @@ def _data(status: Status, job: dict[str, str]) -> list[Family]:
 def _workers(workers: Iterable[WorkerStatus], job: dict[str, str]) -> list[Family]:
     seconds: list[Sample] = []
     paces: list[Sample] = []
+    processes: list[Sample] = []
     for worker in workers:
         labels = {**job, "worker": worker.id}
         if worker.usage is not None:
@@ -219,9 +220,11 @@ def _workers(workers: Iterable[WorkerStatus], job: dict[str, str]) -> list[Famil
             seconds += [({**labels, "activity": name}, s) for name, s in zip(ACTIVITIES, spent, strict=True)]
         if worker.rank is not None:
             paces.append((labels, worker.pace))
+        processes += [({**labels, "process": str(place)}, one.step) for place, one in enumerate(worker.limbs)]
     return [
         _counter("edl_worker_seconds", "What the members' trainers spend their time on.", *seconds),
         _gauge("edl_worker_pace_ratio", "How fast each works, against the median of all.", *paces),
+        _gauge("edl_worker_process_step", "Committed by each process of the workers that have several.", *processes),
     ]
 
 

@@ -31,7 +31,7 @@ from edl.launch.local_launch import Outcome
 from edl.launch.locate_job import recorded_status
 from edl.protocol.data_nouns import DataCounts
 from edl.protocol.record import JobState, Status, WorkerState, WorkerStatus
-from edl.protocol.tally import LossCause, Tally
+from edl.protocol.tally import LimbSeen, LossCause, Tally
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
 SAVED = LaunchVerdict(75, "preempted", "step 9 is saved")
@@ -325,6 +325,16 @@ def test_the_help_of_each_command_has_an_example(words, capsys):
 # ------------------------------------------------------------------------------------------------- what is shown
 
 
+def test_the_processes_of_a_worker_stand_below_it(home, capsys):
+    limbs = (LimbSeen(11, "training", 30), LimbSeen(13, "training", 29))
+    worker = msgspec.structs.replace(STATUS.workers[0], limbs=limbs)
+    claim(home, a_record()).write_status(msgspec.json.encode(msgspec.structs.replace(STATUS, workers=(worker,))))
+    assert main(["status", "x"]) == 0
+    told = [line.split() for line in capsys.readouterr().out.splitlines()]
+    at = told.index(["w1", "0", "here", "11", "12", "training", "30"])
+    assert told[at + 1 : at + 3] == [["process", "0", "11", "training", "30"], ["process", "1", "13", "training", "29"]]
+
+
 def test_a_job_that_is_over_is_shown_as_it_was_seen_last(home, capsys):
     folder = claim(home, a_record())
     folder.write_status(msgspec.json.encode(STATUS))
@@ -336,7 +346,7 @@ def test_a_job_that_is_over_is_shown_as_it_was_seen_last(home, capsys):
     assert set(names) <= shown.keys()
     assert shown["workers"][1] == {
         "id": "w2", "rank": None, "host": "here", "pid": 21, "daemon_pid": 22, "state": "joining", "step": 0,
-        "usage": None, "pace": 1.0,
+        "usage": None, "pace": 1.0, "limbs": [],
     }  # fmt: skip
     assert shown["data"] == {
         "epoch": 1, "total": 100, "trained": 60, "leased": 30, "unassigned": 10, "ahead": 8, "lost": 0, "repeated": 0,

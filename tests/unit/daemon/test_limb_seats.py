@@ -131,3 +131,15 @@ async def test_the_files_of_a_copy_are_found_in_the_folder_of_each_process(train
     assert trainer.seats.status.copied.files == tuple(
         str(folder / name) for folder in trainer.folders for name in ("about", "bytes")
     )
+
+
+def test_each_process_is_seen_by_its_pid_its_state_and_its_step(trainer: Trainer) -> None:
+    async def act() -> None:
+        trainer.greet(0)
+        trainer.greet(1, say.TrainerStatus(phase=Phase.READY))
+
+    in_loop(act)
+    trainer.pages[0].count().step = 7
+    one, other = trainer.seats.seen()
+    assert (one.pid, one.state, one.step) == (trainer.processes[0].pid, "training", 7)
+    assert (other.pid, other.state, other.step) == (trainer.processes[1].pid, "ready", 0)

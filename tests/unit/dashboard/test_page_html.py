@@ -19,6 +19,7 @@ from edl.dashboard.series import MOST, History, Series, series_of
 from edl.dashboard.time_shares import TimeShare, TimeShares, verdict
 from edl.launch.progress_log import Point, is_due
 from edl.protocol.record import JobState, WorkerState, WorkerStatus
+from edl.protocol.tally import LimbSeen
 
 HEAD = "<!-- head -->"
 
@@ -102,6 +103,13 @@ def test_a_long_history_makes_no_long_picture() -> None:
     points = text.split('points="')[1].split('"')[0].split()
     assert len(points) <= page_html.STILL_POINTS + 1
     assert (points[0], points[-1]) == ("0.0,194.0", "1000.0,6.0")
+
+
+def test_the_processes_of_a_worker_stand_below_it() -> None:
+    limbs = (LimbSeen(11, "training", 7), LimbSeen(13, "ready", 6))
+    workers = (WorkerStatus("w1", 0, "here", 11, 2, WorkerState.TRAINING, 7, limbs=limbs),)
+    text = Outline(rendered([event(1)], workers=workers)).text
+    assert text.index("w1") < text.index("process 0 (pid 11)") < text.index("process 1 (pid 13)")
 
 
 def test_markup_from_outside_is_shown_as_text() -> None:
