@@ -21,6 +21,9 @@ from edl.trainer.data.among import Among
 from edl.trainer.limb_agreement import LimbLost
 
 ENDED = "another process of this worker has ended"
+DEEPSPEED = (
+    "DeepSpeed shards and averages by itself: shard the model by fully_shard() of torch, or leave --processes away"
+)
 COPIES = (
     "DistributedDataParallel inside a worker of several processes: leave it away; with among= edl.Optimizer averages "
     "over the processes of a worker, too"
@@ -77,8 +80,10 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 
 def refuse_copies(model: torch.nn.Module) -> None:
     """Raise UsageError, now or in the first forward pass, where DistributedDataParallel averages the model's gradients:
-    it does so beside edl, in the same memory.
+    it does so beside edl, in the same memory. Likewise where DeepSpeed does.
     """
+    if any(type(part).__module__.partition(".")[0] == "deepspeed" for part in model.modules()):
+        raise UsageError(f"edl.Optimizer: {DEEPSPEED}")
     kind = torch.nn.parallel.DistributedDataParallel
     if any(isinstance(part, kind) for part in model.modules()):
         raise UsageError(f"edl.Optimizer: {COPIES}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from edl.protocol.record import Plan, Record, WorkerState
+from tests.model.model_faults import SimFault
 from tests.model.model_worker import SimWorker
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class PlanChecks:
         here = {member.identity.id for member in record.members} | {one.worker for one in record.trials.unfit}
         ring = [self._job.workers[worker] for worker in record.roster if worker in here]
         if sum(worker.alive and not worker.stalled and not worker.cut_off for worker in ring) < 2:
+            return
+        if self._job.struck[SimFault.BREAK_LIMB]:  # rings broke, and who comes new is taken for the one they broke for
             return
         all_sound = all(worker.alive and not worker.cut_off and not worker.is_odd for worker in ring)
         for one in record.trials.unfit:

@@ -67,6 +67,12 @@ def test_a_process_that_has_ended_is_the_end_of_this_one(monkeypatch: pytest.Mon
         average_within(Among(0, 2, "group", BOTH), parameters([1.0, 1.0]))
 
 
+def test_an_engine_of_deepspeed_is_refused() -> None:
+    engine = type("DeepSpeedEngine", (torch.nn.Module,), {"__module__": "deepspeed.runtime.engine"})()
+    with pytest.raises(UsageError, match=r"edl\.Optimizer: DeepSpeed shards and averages by itself"):
+        refuse_copies(engine)
+
+
 def test_copies_by_distributed_data_parallel_are_refused(tmp_path: Any) -> None:
     store = dist.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined] # torch's own stub
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
