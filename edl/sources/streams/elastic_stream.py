@@ -21,7 +21,7 @@ from edl.errors import UsageError
 from edl.sources.listing import DataFile, list_files
 from edl.sources.streams import foreign_streams, stream_operators
 from edl.sources.streams.shard_files import LARGEST, ShardFile, format_of_shard
-from edl.sources.streams.stream_operators import Barrier, Mixer, Operator, name_of, whole_number
+from edl.sources.streams.stream_operators import Barrier, Mixer, Operator, contents_check, name_of, whole_number
 
 BLOCK: Final = 64  # records between two places of a shard
 AT_ONCE: Final = 8  # shards that a worker reads at once
@@ -29,6 +29,8 @@ NO_PLACE: Final = (
     "cannot tell its place, so a worker that takes over could not go on: give it state_dict() and load_state_dict(), "
     "as Hugging Face's and torchdata's streams have, or give a sequence, with __getitem__ and __len__"
 )
+TRIED: Final = 2  # records before the place that is tried
+END: Final = object()
 LARGE: Final = "edl's large number"
 UNPLACED: Final = "the place that its state_dict() tells may have numbers, text, bytes, None, lists and dicts alone"
 
@@ -220,6 +222,8 @@ class ElasticStream:
                     "time, which has one place: make another one in each call"
                 )
             _place_of(first, self.names[0])
+            if not isinstance(first, OURS) and not foreign_streams.is_hugging_face(first):
+                _try_place(first, again, self.names[0])
         else:
             for part in self._mixed[0]:
                 part.check()
@@ -280,6 +284,30 @@ class NumberedRecords:
 
     def load_state_dict(self, state_dict: int) -> None:
         self._next = state_dict
+
+
+OURS: Final = (NumberedRecords, ShardFile, foreign_streams.ArrowRows)  # their places are known to be right
+
+
+def _try_place(shard: Any, other: Any, name: str) -> None:
+    """Raise UsageError if `other` does not go on where `shard` is, as it would for another worker: some count a record
+    once the next one is asked for, which would be trained twice.
+    """
+    try:
+        records = iter(shard)
+        count = sum(next(records, END) is not END for _ in range(TRIED))
+        other.load_state_dict(_arrived(_place_of(shard, name)))
+        wanted, found = next(records, END), next(iter(other), END)
+    except UsageError:
+        raise
+    except Exception:  # noqa: BLE001 - who reads the shard meets it again, tries again and tells of it
+        return
+    if (wanted is END) != (found is END) or contents_check(wanted) != contents_check(found):
+        raise UsageError(
+            f"ElasticStream: shard {name} cannot be gone on with: from the place that its state_dict() tells after "
+            f"{count} records, another one reads other records than it does itself: count a record before it is "
+            "given out (self.at += 1 above yield), heed load_state_dict() in __iter__, and give the same each time"
+        )
 
 
 def _place_of(shard: Any, name: str) -> Any:

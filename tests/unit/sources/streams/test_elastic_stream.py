@@ -65,6 +65,41 @@ class Telling(Counting):
         return self.place
 
 
+class Late(Counting):
+    """An iterable that counts a record once the next one is asked for."""
+
+    def __iter__(self):
+        while self.next < self.length:
+            yield self.next
+            self.next += 1
+
+
+class Restarting(Counting):
+    """An iterator that begins anew with each loop."""
+
+    def __iter__(self):
+        self.next = 0
+        return self
+
+    def __next__(self):
+        if self.next == self.length:
+            raise StopIteration
+        self.next += 1
+        return self.next
+
+
+class Forgetting(Counting):
+    def load_state_dict(self, state_dict):
+        pass
+
+
+class Unread(Counting):
+    """An iterable whose storage is away for now."""
+
+    def __iter__(self):
+        raise OSError("away")
+
+
 SAME = Counting(0)
 
 
@@ -135,6 +170,13 @@ def test_a_single_iterable_is_one_shard():
         (lambda: ElasticStream(lambda _: Telling({"at": {1}}), shards=1).check(), "may have numbers, text, bytes"),
         (lambda: ElasticStream(lambda _: Telling(object()), shards=1).check(), "may have numbers, text, bytes"),
         (lambda: ElasticStream(lambda _: SAME, shards=2).check(), "gives the same Counting each time.*in each call"),
+        *(
+            (
+                lambda one=one: ElasticStream(one, shards=1).check(),
+                "from the place .* after 2 records, another one reads",
+            )
+            for one in (Late, Restarting, Forgetting)
+        ),
         (lambda: ElasticStream(iter([1])), "cannot tell its place.*give a sequence"),
         (lambda: ElasticStream(lambda shard: [1]), "say how many shards there are"),
         (lambda: ElasticStream(lambda shard: [1], shards=0), "shards is 0: it must be a whole number, at least 1"),
@@ -162,6 +204,11 @@ def test_what_is_wrong_is_one_line(make, told):
     with pytest.raises(UsageError, match=told) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", [Counting, Living, Unread, lambda shard: Counting(shard, 0), lambda _: Counting(0, 2)])
+def test_a_place_that_is_right_or_cannot_be_tried_yet_is_taken(make):
+    ElasticStream(make, shards=1).check()
 
 
 def test_workers_that_say_something_else_are_told_apart():
