@@ -24,16 +24,30 @@ def is_hugging_face(source: Any) -> bool:
 
 def hugging_face(dataset: Any) -> Shards:
     """Return the shards of a `datasets.IterableDataset`. Raises UsageError for one that shuffles, as what it holds in
-    its buffer is no part of its place.
+    its buffer is no part of its place, and for a rank's part of one: what other ranks have would be read by none.
     """
-    for stage in _stages(getattr(dataset, "_ex_iterable", None)):
+    if getattr(dataset, "_distributed", None) is not None:
+        raise UsageError(
+            "ElasticStream(dataset): split_dataset_by_node() has left a part of the dataset to each rank: leave it "
+            "away, as edl shares out the shards"
+        )
+    stages = [*_stages(getattr(dataset, "_ex_iterable", None))]
+    for stage in stages:
         if "Shuffle" in type(stage).__name__:
             raise UsageError(
                 "ElasticStream(dataset): dataset.shuffle() loses what is in its buffer where a shard is taken over: "
                 "shuffle by ElasticStream(dataset).shuffle(buffer)"
             )
     count = int(dataset.num_shards)
-    return tuple(f"shard {shard}" for shard in range(count)), functools.partial(_one_shard, dataset, count)
+    return _names(stages, count), functools.partial(_one_shard, dataset, count)
+
+
+def _names(stages: Sequence[Any], count: int) -> tuple[str, ...]:
+    """Return what the shards are called: as their files, or what a generator was given for each, where that is text."""
+    given = getattr(stages[-1], "kwargs", {}).values() if stages else ()
+    lists = (one for one in given if isinstance(one, list) and len(one) == count)
+    named = next((one for one in lists if all(isinstance(name, str) for name in one)), None)
+    return tuple(named or (f"shard {shard}" for shard in range(count)))
 
 
 def _one_shard(dataset: Any, count: int, shard: int) -> Any:

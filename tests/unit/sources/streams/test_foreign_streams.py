@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -95,6 +96,21 @@ def test_rows_of_a_table_are_made_by_the_block_where_that_loses_none(opened, mon
     assert not by_block(opened("parquet"))
 
 
-def test_a_dataset_that_shuffles_is_one_line(opened):
+def test_a_dataset_that_shuffles_or_is_a_rank_s_part_is_one_line(opened):
     with pytest.raises(UsageError, match=r"shuffle by ElasticStream\(dataset\).shuffle"):
         ElasticStream(opened("parquet").shuffle(seed=1))
+    split = importlib.import_module("datasets.distributed").split_dataset_by_node
+    for size in (1, 2):
+        with pytest.raises(UsageError, match="leave it away, as edl shares out the shards"):
+            ElasticStream(split(opened("json"), rank=0, world_size=size).map(dict))
+
+
+def test_shards_are_called_as_their_files_and_workers_with_other_files_are_told_apart(opened):
+    stream = ElasticStream(opened("json").map(dict).filter(bool))
+    assert [name.rpartition("/")[2] for name in stream.names] == ["0.jsonl"]
+    assert stream.fingerprint == ElasticStream(opened("json")).fingerprint
+    assert stream.fingerprint != ElasticStream(opened("parquet")).fingerprint
+    parts = {"part": ["a", "b"], "seed": 1}
+    made = datasets.IterableDataset.from_generator(lambda part, seed: iter(({"a": 1},)), gen_kwargs=parts)
+    assert ElasticStream(made).names == ("a", "b")
+    assert ElasticStream(datasets.interleave_datasets([made, made])).names == ("shard 0", "shard 1")
