@@ -59,6 +59,16 @@ def awaited(record: Record, change: Change) -> int:
     return record.arrivals + max(0, change.target - present)
 
 
+def lacking(asked: Scaling, record: Record) -> int:
+    """Return how many workers are missing that none is to bring, and that `asked` asks for again: some died, and were
+    not replaced.
+    """
+    if not isinstance(asked, AskScale) or asked.size < record.target or is_driven(record):
+        return 0
+    is_coming = record.arrivals < record.awaited or not record.generation
+    return 0 if is_coming else max(0, record.target - len(staying(record)))
+
+
 def is_driven(record: Record) -> bool:
     """Tell whether an elastic horovodrun starts workers and says which leave (`edl.core.driver.horovod_counts`)."""
     return record.driver is not None

@@ -40,15 +40,16 @@ class TargetSize:
         else:
             change = scale_requests.answer(asked, record)
             if isinstance(change, scale_requests.Change):
-                self.take(asked, change, _asked_for(asked))
+                self.take(asked, change, _asked_for(asked), scale_requests.lacking(asked, record))
             else:
                 working.commands.append(change)
 
-    def take(self, asked: Scaling, change: scale_requests.Change, why: str) -> None:
-        """Grant a request. `why`, for people: why its leavers leave."""
+    def take(self, asked: Scaling, change: scale_requests.Change, why: str, lacking: int = 0) -> None:
+        """Grant a request. `why`, for people: why its leavers leave. `lacking`: workers that it asks for besides."""
         working, before = self._working, self._working.record
-        if change.target != before.target or change.leavers:
-            working.tell(facts.SizeAsked(size=change.target, before=before.target, leavers=change.leavers))
+        if change.target != before.target or change.leavers or lacking:
+            size = before.target - lacking
+            working.tell(facts.SizeAsked(size=change.target, before=size, leavers=change.leavers))
             working.durations.asked_at = working.now
         awaited = scale_requests.awaited(before, change)
         driver = horovod_counts.wished(before.driver)

@@ -159,6 +159,19 @@ def test_only_the_newest_requests_are_remembered() -> None:
     assert [taken.request for taken in job.record.taken] == [f"r{5 + i}" for i in range(scale_requests.KEPT)]
 
 
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_size_asked_for_after_a_death_asks_for_a_worker_in_the_place_of_the_dead_too(size: int) -> None:
+    job = running(3)
+    before = job.record.tally.asked_more
+    job.answer(AskScale(3))
+    assert job.record.tally.asked_more == before, "none is missing"
+    job.feed(Vanished("w2", "killed"))
+    for _ in range(2):
+        assert job.answer(AskScale(size)) == Acknowledge(size)
+        assert job.record.tally.asked_more == before + size - 2, "what was asked for is on its way"
+    assert job.details("scale_asked") == {"size": size, "before": 2, "leavers": ()}
+
+
 # ----------------------------------------------------------------------------------------- relative requests: RETRY
 
 
