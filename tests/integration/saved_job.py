@@ -32,7 +32,7 @@ class Life:
 
     def __init__(self, edl: Any, folder: Path, script: str, *arguments: str, workers: int = 2, **how: Any) -> None:
         """`checkpoint`: the folder or URL; `flags`: of `edl run`; `audit`: whether it writes one; `environ`; `example`:
-        whether the script is one, which writes no results.
+        whether the script is one, which writes no results; `framework`: another one that it needs than its text says.
         """
         self.edl, self.out, self.audit = edl, folder / "out", folder / "audit"
         self.checkpoint = how.get("checkpoint")
@@ -40,7 +40,7 @@ class Life:
         flags += ["--audit", str(self.audit)] if how.get("audit") else []
         flags += how.get("flags", ())
         scripts, told = (EXAMPLES, []) if how.get("example") else (JOBS, ["--out", str(self.out)])
-        command = [*edl.warm.command(scripts / script), *told, *arguments]
+        command = [*edl.warm.command(scripts / script, how.get("framework", "")), *told, *arguments]
         environ = {"TF_CPP_MIN_LOG_LEVEL": "3", "EDL_SESSION_TIMEOUT": "5", **how.get("environ", {})}
         self.began = time.time()
         self.launcher: subprocess.Popen[str] = edl.start(

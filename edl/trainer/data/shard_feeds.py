@@ -140,7 +140,7 @@ class ShardFeeds(Protocol):
     def ask(self, part: int, count: int) -> None: ...
 
     def answers(self, within_s: float) -> list[tuple[int, ItemChunk | ReadFailed]]:
-        """Wait for answers, and return those that are there."""
+        """Wait for answers if any is due, and return those that are there."""
 
     def end(self) -> None: ...
 
@@ -232,7 +232,6 @@ class OtherFeeds:
 
     def answers(self, within_s: float) -> list[tuple[int, ItemChunk | ReadFailed]]:
         if not self._busy:
-            time.sleep(within_s)
             return []
         found: list[tuple[int, ItemChunk | ReadFailed]] = []
         waiting = {self._pipes[number]: number for number in self._busy}

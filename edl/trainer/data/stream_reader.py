@@ -98,6 +98,7 @@ class StreamReader:
         self._ahead = 0
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._misses = False  # the script waits for items since the thread has looked last
         self._error: Exception | None = None
         self._is_new = True  # it trains no step yet, and was given no shard
         self._example: Any = None
@@ -139,6 +140,8 @@ class StreamReader:
                         f"the items of a mini-batch were not read within {self._patience_s:g} s, two step time-outs: "
                         "the storage hangs, or it is too slow for such batches (--step-timeout)"
                     )
+                self._misses = True
+                self._changed.notify_all()
                 self._changed.wait(0.1)
             return [self._shelves[part].items[item][0] for part, item in wanted]
 
@@ -196,9 +199,10 @@ class StreamReader:
                     rests_until = 0.0
                 elif not rests:
                     rests_until = now + REST_S
-                if not asked:
+                if not asked and not answers:
                     with self._changed:
-                        self._changed.wait_for(lambda: self._closed, POLL_S)
+                        self._changed.wait_for(lambda: self._closed or self._misses, POLL_S)
+                        self._misses = False
         except Exception as error:  # noqa: BLE001 - the script hears of it
             with self._changed:
                 self._error = self._error or error

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import time
@@ -12,16 +13,18 @@ import numpy as np
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--library", choices=["lightning", "accelerate", "trainer", "fit", "tf.data"], required=True)
-parser.add_argument("--items", type=int, default=400)
-parser.add_argument("--steps", type=int, default=40, help="of Hugging Face's Trainer")
-parser.add_argument("--step-time", type=float, default=1.0, help="until the size has changed")
+parser.add_argument("--items", type=int, default=320)
+parser.add_argument("--steps", type=int, default=32, help="of Hugging Face's Trainer")
+parser.add_argument("--step-time", type=float, default=1.0, help="until the size has changed, but for the first ones")
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 SHARDS = 8
+QUICK = 3  # steps, which the change of size waits for
+steps = itertools.count()
 
 
 def seen(numbers):
-    if not (options.out / "changed").exists():
+    if next(steps) >= QUICK and not (options.out / "changed").exists():
         time.sleep(options.step_time)
     with (options.out / f"seen-{os.getpid()}.jsonl").open("a") as log:
         log.write(json.dumps([int(number) for number in numbers]) + "\n")

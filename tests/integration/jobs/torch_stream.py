@@ -21,6 +21,7 @@ parser.add_argument("--length", type=int, default=512)
 parser.add_argument("--batch", type=int, default=4)
 parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--step-time", type=float, default=0.05)
+parser.add_argument("--slow-time", type=float, default=0.3, help="of a step as long as there is a file OUT/slow")
 parser.add_argument("--shuffle", type=int, default=7)
 parser.add_argument("--kind", default="jsonl", choices=["jsonl", "webdataset", "hf", "mixed"])
 options = parser.parse_args()
@@ -64,7 +65,7 @@ with (options.out / f"life{life}-{os.getpid()}.jsonl").open("a") as log:
     for batch in loader:
         step, ring, own = edl.step(), edl.generation(), 0 if edl.rehearsing() else edl.own_samples()
         given = []
-        time.sleep(options.step_time)
+        time.sleep(options.slow_time if (options.out / "slow").exists() else options.step_time)
         optimizer.zero_grad()
         for tokens, share in edl.microbatches(batch):
             given += [item for item in tokens.tolist() if own and item not in given]
