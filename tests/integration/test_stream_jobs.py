@@ -85,14 +85,14 @@ def test_two_corpora_are_mixed_as_asked_through_ten_changes_of_size(edl, tmp_pat
     write_corpus(corpus / "web", shards, 0, 60, seed=1, exactly=9 * each)
     write_corpus(corpus / "code", shards, 0, 60, seed=2, exactly=each)
     script = ("torch_stream.py", "--source", f"{corpus}", "--kind", "mixed", "--length", str(length), "--batch", "2")
-    job = Life(edl, tmp_path, *script, "--step-time", "0.002")
+    job = Life(edl, tmp_path, *script, "--step-time", "0.002", "--slow-time", "0.1")
     with slow_steps(job):
         job.wait_size(2)
     for number, size in enumerate(SIZES):
-        step = job.step()
-        if deadly and number % 2 and size < job.status()["size"]:
-            os.kill(job.pid(job.status()["size"] - 1), signal.SIGKILL)
-        with slow_steps(job):
+        step, before = job.step(), job.status()["size"]
+        if deadly and number % 2 and size < before:
+            os.kill(job.pid(before - 1), signal.SIGKILL)
+        with slow_steps(job) if size > before else contextlib.nullcontext():
             job.scale(size)
             job.wait_size(size)
         edl.wait(lambda until=step + between: job.step() >= until, f"{between} steps", timeout_s=max(60, between / 5))

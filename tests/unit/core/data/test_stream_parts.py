@@ -79,6 +79,15 @@ def test_of_two_marks_of_an_item_the_one_told_last_counts():
     assert [mark.state for mark in stream.parts[0].marks] == [b"late"]
 
 
+def test_what_is_told_late_of_a_shard_that_has_ended_makes_it_no_longer():
+    """With `unreadable="skip"` a holder may end a shard before items that the one before it still tells of."""
+    ledger = ledger_of("a", shards=1)
+    ledger.learn([found(0, 6, ended=True)])
+    ledger.learn([found(0, 8)])
+    ledger.grant(100)
+    assert (ledger.covered_step, ledger.fully_leased) == (3, True)
+
+
 def test_the_parts_of_a_dead_worker_go_to_the_others_where_they_were():
     ledger = ledger_of("a", "b", shards=2)
     ledger.learn([found(0, 20), found(1, 20)])
