@@ -9,7 +9,7 @@ import pytest
 from edl.core.data.resume_position import rebased
 from edl.core.data.sample_ledger import Ledger
 from edl.core.data.stream_parts import StreamParts
-from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
+from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Range, ShardPart
 
 
 def ledger_of(*workers: str, shards: int = 4, at_once: int = 1, batch: int = 2, epochs: int = 1) -> Ledger:
@@ -77,6 +77,36 @@ def test_of_two_marks_of_an_item_the_one_told_last_counts():
     stream = ledger.snapshot().stream
     assert stream is not None
     assert [mark.state for mark in stream.parts[0].marks] == [b"late"]
+
+
+def parts_of(*workers: str, shards: int, virtual: int = 0) -> StreamParts:
+    parts = StreamParts(DataSpec(shards * ITEMS, 1, 4, shards=shards, at_once=4, virtual=virtual), 1)
+    parts.assign(workers)
+    return parts
+
+
+def test_a_shard_that_is_read_to_its_end_stays_where_it_is_at_hand():
+    parts = parts_of("a", shards=2)
+    parts.learn([found(0, 20), found(1, 20, ended=True)])
+    parts.assign(["a", "b"])
+    assert {one.part: one.holder for one in parts.parts} == {0: "b", 1: "a"}
+
+
+def test_a_mark_before_what_came_back_is_kept():
+    parts = parts_of("a", shards=1)
+    parts.learn([ShardPart(0, known=20, marks=(Mark(0, b""), Mark(10, b"ten")))])
+    parts.take("a", 20, 0, 20)
+    parts.give_back([Range(0, 2, 4)])
+    parts.settle([Range(0, 15, 20)])
+    assert [mark.item for one in parts.parts for mark in one.marks] == [0, 10]
+
+
+def test_a_virtual_worker_s_step_waits_until_its_shard_has_ended_or_has_enough():
+    parts = parts_of("a", shards=2, virtual=2)
+    parts.learn([found(0, 3), found(1, 3)])
+    assert parts.take_by_lane(4, 5, 0)[0] == 1, "the second step may yet be whole"
+    parts.learn([found(0, 3, ended=True), found(1, 3, ended=True)])
+    assert parts.take_by_lane(4, 5, 0)[0] == 1
 
 
 def test_what_is_told_late_of_a_shard_that_has_ended_makes_it_no_longer():
