@@ -44,8 +44,8 @@ def test_each_token_once_from_two_workers_to_four_and_less_and_in_another_life(e
     write_corpus(corpus, shards=64, documents=20, longest=500, kind=kind)
     script = ("torch_stream.py", "--source", f"{corpus}/*", "--kind", kind, "--loaders", str(loaders))
     framework = "transformers" if kind == "hf" else ""  # it has imported datasets
-    paced = (*script, "--step-time", "0.1", "--slow-time", "0.5")
-    first = Life(edl, tmp_path, *paced, checkpoint=tmp_path / "ck", framework=framework)
+    pace = ("--step-time", "0.1", "--slow-time", "0.5")
+    first = Life(edl, tmp_path, *script, *pace, checkpoint=tmp_path / "ck", framework=framework)
     with slow_steps(first):
         first.wait_size(2)
         first.wait_step(2)
@@ -61,8 +61,7 @@ def test_each_token_once_from_two_workers_to_four_and_less_and_in_another_life(e
     first.wait_step(first.step() + 2)
     first.kill()
     saved = manifest(durable(tmp_path / "ck")[0])
-    paced = (*script, "--step-time", "0")
-    then = Life(edl, tmp_path, *paced, checkpoint=tmp_path / "ck", workers=1, framework=framework)
+    then = Life(edl, tmp_path, *script, "--step-time", "0", checkpoint=tmp_path / "ck", workers=1, framework=framework)
     err = then.finish()
     assert f"goes on from step {saved['step']}" in err
     found, there = trained(out), tokens_of(corpus)
