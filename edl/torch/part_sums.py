@@ -102,6 +102,7 @@ class TorchPartSums:
         self._parameters: dict[str, torch.Tensor] = {}
         self._statistics: dict[str, _Statistic] = {}
         self._flags: dict[str, _Statistic] = {}  # buffers of truth values, which no sum can merge
+        self._used: dict[int, torch.Tensor] = {}  # gradients that were added up, whose memory is still held
         self._summed_in = 0  # the mini-batch of the newest sum
 
     # -------------------------------------------------------------------------------------------------- the parts
@@ -117,7 +118,7 @@ class TorchPartSums:
         if self._summed_in == self._trainer.step():  # a script may keep gradients of an earlier loop of its mini-batch
             self._means = torch.zeros_like(self._means)
         for reducer in self._reducers:
-            reducer.begin_parts()
+            reducer.begin_parts(self._used)
         tensors = {**self._parameters, **{name: one.buffer for name, one in self._statistics.items()}}
         known = [name for name in tensors if name in scales.exponents]
         self._empty = True
@@ -132,6 +133,7 @@ class TorchPartSums:
         starts = [0]
         for one in tensors:
             starts.append(starts[-1] + one.numel())
+        self._used.clear()
         self._layout = _Layout(names, [one.shape for one in tensors], starts, self._notes.length)
         device = tensors[0].device if tensors else None
         self._total = torch.zeros(starts[-1] + self._notes.length, dtype=torch.int32, device=device)
@@ -231,6 +233,8 @@ class TorchPartSums:
                         "torch.float32, float16 or bfloat16, or start the job without --virtual-workers"
                     )
                 parameter.grad = None
+                if gradient.device.type == "cpu":
+                    self._used[id(parameter)] = gradient
                 yield name, gradient
 
     # ----------------------------------------------------------------------------------------------------- the sum

@@ -95,6 +95,7 @@ class Reducer:
         self._number = 0  # of it, among those whose gradients were not yet used or dropped
         self._factor = 1.0  # what a gradient is multiplied with, so that the average over the ring is the weighted sum
         self._paused = False
+        self._used: dict[int, torch.Tensor] = {}  # gradients that were added up, until the parameter's next is there
         self._passes, self._zeros = manner
         self._lacking: list[torch.Tensor] = []  # got no gradient here in the reduction under way
         self._learns = self._passes == 1  # how often each gets a gradient in one pass: until the next one is over
@@ -207,8 +208,13 @@ class Reducer:
                 "start the job without --virtual-workers"
             )
 
-    def begin_parts(self) -> None:
-        """Drop what is left from before: parts of a step begin, which `edl.torch.part_sums` adds up."""
+    def begin_parts(self, used: dict[int, torch.Tensor]) -> None:
+        """Drop what is left from before: parts of a step begin, which `edl.torch.part_sums` adds up.
+
+        `used`: gradients of parts before, by the identity of parameters. Each goes as the next one comes: of all at
+        once the memory would return to the system, and each of its pages would be mapped anew.
+        """
+        self._used = used
         for parameter in self._names:
             parameter.grad = None
         self._averaged, self._number, self.whole_in = False, 0, 0
@@ -432,6 +438,7 @@ class Reducer:
             self._added_up, self._left_in = self._is_left(parameter), self._trainer.step()
         if self._paused or (self._passes > 1 and not self._is_last_pass(parameter)):
             self._averaged, self.whole_in = False, 0
+            self._used.pop(id(parameter), None)
             if not self._left_in:
                 self._first = parameter
             if parameter is self._first:

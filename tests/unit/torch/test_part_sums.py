@@ -90,7 +90,7 @@ def last(net: nn.Sequential) -> Any:
 def sums_of(net: nn.Module, ring: SumRing) -> tuple[TorchPartSums, Seat]:
     seat = Seat()
     named = lambda: iter([*net.named_parameters(), *net.named_buffers()])  # noqa: E731
-    reducers: Any = [SimpleNamespace(begin_parts=net.zero_grad, note_summed=lambda: None)]
+    reducers: Any = [SimpleNamespace(begin_parts=lambda _used: net.zero_grad(), note_summed=lambda: None)]
     sums: Any = TorchPartSums(seat, ring, reducers, named, lambda: {id(one) for one in net.buffers()})  # type: ignore[arg-type]
     return sums, seat
 
@@ -164,6 +164,19 @@ def test_gradients_statistics_and_scales_do_not_depend_on_who_computes(shares) -
     alone = trained(ALONE)[0][0]
     assert int(alone["1.num_batches_tracked"]) == 5
     assert all(same(found, alone) for found in trained(shares)[0])
+
+
+def test_the_memory_of_a_gradient_is_held_until_the_next_one_is_there() -> None:
+    """All at once it would return to the system, and each of its pages would be mapped anew, in each part."""
+    net = nn.Linear(5, 3)
+    sums, _ = sums_of(net, SumRing(1))  # type: ignore[arg-type]
+    sums.begin(Scales(), VIRTUAL)
+    for _ in range(2):
+        net(torch.randn(4, 5)).sum().backward()
+        given = {id(one): one.grad for one in net.parameters()}
+        sums.take(1.0, digest=False)
+        assert all(one.grad is None for one in net.parameters())
+        assert sums._used == given
 
 
 def test_a_sum_in_floating_point_would_depend_on_it() -> None:

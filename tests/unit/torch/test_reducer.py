@@ -186,6 +186,14 @@ def test_gradients_of_passes_that_have_ended_arrive_before_they_are_dropped() ->
     assert script.trainer.said == [] and len(script.ring.gradients.begun) == 4
 
 
+def test_what_is_held_of_a_gradient_goes_as_the_next_one_comes() -> None:
+    script = Script()
+    held = dict.fromkeys([*map(id, script.model.parameters()), 0], torch.zeros(1))
+    script.reducer.begin_parts(held)
+    script.trains(paused=True)
+    assert list(held) == [0]
+
+
 WAYS = ["averaged", "paused", "passes"]
 DROPS = ["optimizer", "none", "zeros"]
 
