@@ -26,7 +26,7 @@ from accelerate.utils import recursively_apply, send_to_device
 import edl.torch as elastic
 from edl.accelerate.shared_loader import EvaluationRound, SharedLoader, joined, lengths, padded, told_by_all
 from edl.torch.batches import ElasticBatches
-from edl.torch.loader_conversion import check_no_parts, converted
+from edl.torch.loader_conversion import converted
 from edl.torch.loop_collectives import LoopCollectives
 from edl.torch.shared_batches import shared_batches
 from edl.torch.torch_process import framework
@@ -56,11 +56,14 @@ def log_by_rank(is_main: Callable[[], bool], rank: Callable[[], int]) -> None:
 
 
 class ElasticScheduler(AcceleratedScheduler):  # type: ignore[misc]
-    """A schedule that moves n steps at a step of n workers, as with Accelerate; n may change."""
+    """A schedule that moves n steps at a step of n workers, as with Accelerate; n may change. Virtual workers count."""
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Move the schedule after an update."""
-        moves = seat.size() if self.gradient_state.sync_gradients and not self.split_batches else 1
+        if seat.virtual and self.step_with_optimizer and not self.gradient_state.sync_gradients:
+            return  # after how many of them a worker does not update is its own matter
+        size = seat.virtual or seat.size()
+        moves = size if self.gradient_state.sync_gradients and not self.split_batches else 1
         for _ in range(moves if self.step_with_optimizer else 1):
             super().step(*args, **kwargs)
 
@@ -76,7 +79,6 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         if not seat.began:
             elastic.init()
         seat.check_alone("Accelerator")
-        check_no_parts()
         super().__init__(*args, **kwargs)
         self._words = LoopCollectives(framework, seat, lambda: seat.evaluate_shared if self._stands() else None)
         log_by_rank(lambda: self.is_main_process, seat.rank)
@@ -103,7 +105,7 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
             self._evaluated.append(shared)
             self._dataloaders[-1] = shared  # in the place of `whole`
             return shared
-        parts = converted(data_loader, self.gradient_accumulation_steps, self._data_seed)
+        parts = converted(data_loader, self.gradient_accumulation_steps, self._data_seed, takes_parts=True)
         self._batches = ElasticBatches(parts, self._to_device if place else lambda batch: batch)
         self._dataloaders.append(self._batches)
         return self._batches
@@ -126,6 +128,9 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare as Accelerate does, with the training made elastic."""
+        for one in args:
+            if isinstance(one, torch.nn.Module):
+                framework.track(one)  # its optimizer may stand before it
         prepared = super().prepare(*args, **kwargs)
         if self.scaler is not None and not self._scales:
             self._scales = True
@@ -150,10 +155,15 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Compute gradients; those of a step are averaged with its last batch."""
         steps = self.gradient_accumulation_steps
-        if self._batches is None or steps == 1:
+        if self._batches is None or (steps == 1 and not seat.virtual):
             super().backward(loss, **kwargs)
             return
         parts = self._batches.parts
+        if seat.virtual:
+            super().backward(loss * (parts.share * steps), **kwargs)
+            parts.note_backward()
+            self.gradient_state._set_sync_gradients(parts.last)
+            return
         with contextlib.nullcontext() if parts.last else framework.adding_up():
             super().backward(loss * (parts.share * steps), **kwargs)  # which Accelerate divides by `steps`
 

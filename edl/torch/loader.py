@@ -257,8 +257,10 @@ def stream_of(dataset: Any) -> ElasticStream | None:
 
 
 def batches_of_epoch(dataset: Sized, samples: int) -> int:
-    """Count this worker's batches of an epoch at the present size, of so many samples each; the last may have fewer."""
-    return math.ceil(len(dataset) / (samples * trainer.size()))
+    """Count this worker's batches of an epoch at the present size, of so many samples each; the last may have fewer. In
+    a job with virtual workers count the steps, in which each of them has a batch.
+    """
+    return math.ceil(len(dataset) / (samples * (trainer.virtual or trainer.size())))
 
 
 def _check(dataset: Dataset[Any], loading: dict[str, Any]) -> None:

@@ -20,9 +20,14 @@ from torch.utils.data.distributed import DistributedSampler
 from edl.errors import UsageError
 from edl.torch.loader import ElasticDataLoader, batches_of_epoch, stream_of
 from edl.torch.torch_process import trainer
+from edl.trainer.virtual_steps import LoadedParts
 
 logger = logging.getLogger("edl")
 
+ONE_BACKWARD = (
+    "virtual workers need it once a batch, whoever computes it: add up the losses of a batch, or start the job without "
+    "--virtual-workers"
+)
 KEPT = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
 RANDOM = ("RandomSampler", "SeedableRandomSampler")  # the second one is Accelerate's
 WITH_PROCESSES = ("prefetch_factor", "persistent_workers")
@@ -77,8 +82,11 @@ class StepParts:
         """`samples` of a part, where the loader gives those of `CollatedParts`; else a batch is all of a step."""
         self.loader = loader
         self._samples = samples
-        self.share = 1.0  # of the newest part, in the samples of its step
-        self.first = self.last = True  # the newest part is, of its step
+        self.share = 1.0  # of the newest batch, in the samples of its step; with virtual workers, of its part
+        self.first = self.last = True  # the newest batch is, of its step; with virtual workers: its gradients are all
+        self._is_due = self._ends_part = False  # the newest batch's backward(); and the part ends with it
+        self._parts: Iterator[tuple[Any, float]] = iter(())  # of virtual workers that come in this step
+        self._part: list[tuple[Any, int]] | None = None  # the batches of the newest one
 
     def __len__(self) -> int:
         """Batches of this worker in a whole epoch, at the present size. Raises TypeError for a stream."""
@@ -86,6 +94,9 @@ class StepParts:
 
     def __iter__(self) -> Iterator[Any]:
         for parts in self.loader:
+            if isinstance(parts, LoadedParts):
+                yield from self._of_virtual_workers(parts)
+                continue
             if self._samples is None:
                 yield parts
                 continue
@@ -93,6 +104,37 @@ class StepParts:
             for number, (batch, samples) in enumerate(parts, 1):
                 self.share, self.first, self.last = samples / whole, number == 1, number == len(parts)
                 yield batch
+
+    def _of_virtual_workers(self, step: LoadedParts) -> Iterator[Any]:
+        """Yield the batches of each part of a step; of all parts once more where a scale did not suffice."""
+        self._parts = trainer.microbatches(step)
+        self.first = True
+        self._take_part()
+        while (part := self._part) is not None:
+            trainer.begin_part()  # anew: the loop's body went on after the backward() before
+            samples = sum(count for _, count in part)
+            for number, (batch, count) in enumerate(part, 1):
+                self.share, self.last = count / samples, False
+                self._is_due, self._ends_part = True, number == len(part)
+                yield batch
+                self.first = False
+                if self._is_due:
+                    raise UsageError(f"this batch has had no accelerator.backward(): {ONE_BACKWARD}")
+
+    def note_backward(self) -> None:
+        """Note that the gradients of the newest batch are there, in a job with virtual workers. After those of the last
+        part they are added up over all workers, and `last` is true. Raises UsageError.
+        """
+        if not self._is_due:
+            raise UsageError(f"accelerator.backward() is called once more in one batch: {ONE_BACKWARD}")
+        self._is_due = False
+        if self._ends_part:
+            self._take_part()
+
+    def _take_part(self) -> None:
+        part, _ = next(self._parts, (None, 0.0))
+        self._part = [(part, 1)] if part is not None and self._samples is None else part
+        self.last = part is None
 
     @property
     def dataset(self) -> Any:
@@ -109,7 +151,13 @@ def check_no_parts() -> None:
 
 
 def converted(
-    loader: object, parts: int, seed: int, order: Order | None = None, *, as_it_counts: bool = False
+    loader: object,
+    parts: int,
+    seed: int,
+    order: Order | None = None,
+    *,
+    as_it_counts: bool = False,
+    takes_parts: bool = False,
 ) -> StepParts:
     """`loader` over this worker's samples, `parts` batches a step. `seed`: of an order that has none of its own.
     `order`: if it is not that of the loader's sampler. `as_it_counts`: each step has so many batches, also of few
@@ -117,7 +165,8 @@ def converted(
 
     Raises UsageError for what cannot be: the sampler chooses the samples itself, say.
     """
-    check_no_parts()
+    if not takes_parts:
+        check_no_parts()
     if isinstance(loader, ElasticDataLoader):
         if parts > 1:
             raise UsageError(

@@ -156,10 +156,11 @@ class TorchFramework:
         check_optimizer(optimizer)
         if model is not None and not isinstance(model, torch.nn.Module):
             raise UsageError(f"edl.Optimizer: model must be a torch.nn.Module, not a {type(model).__name__}")
-        if model is None and trainer.virtual:
+        if model is None and trainer.virtual and not self._has_models_of(optimizer):
             raise UsageError(
                 "edl.Optimizer(optimizer): virtual workers add up what forward passes change in the model, too: give "
-                "model=, or start the job without --virtual-workers"
+                "model=, with Accelerate prepare() it with the model or after it, or start the job without "
+                "--virtual-workers"
             )
         prefix = f"{len(self._optimizers)}." if self._optimizers else ""
         names = names_of(optimizer, model, named_parameters, prefix)
@@ -197,6 +198,10 @@ class TorchFramework:
         known: list[Any] = self._models if isinstance(what, torch.nn.Module) else self._optimizers
         if not any(what is one for one in known):
             known.append(what)
+
+    def _has_models_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        known = {id(one) for model in self._models for one in model.parameters()}
+        return all(id(one) in known for one in parameters_of(optimizer))
 
     @property
     def owners(self) -> Mapping[torch.Tensor, Reduction]:

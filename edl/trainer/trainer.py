@@ -770,6 +770,11 @@ class Trainer:
                 yield batch[begin : begin + part], part / len(batch)
             begin += part
 
+    def begin_part(self) -> None:
+        """Begin the newest part of `microbatches` once more: its random numbers, and the statistics of its model."""
+        assert self._virtual is not None  # there are parts
+        self._virtual.begin_part()
+
     def opening(self, source: Any, format_name: str | None) -> Callable[[], Source]:
         """Return how to open files as samples, in this process and in others that load for it."""
         return partial(files_of, source, format_name, self._started().home, 5 * self._started().step_timeout_s)

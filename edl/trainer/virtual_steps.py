@@ -291,6 +291,7 @@ class VirtualSteps:
         self._told = ""
         self._virtual = virtual
         self._calls = (0, 0)  # the newest step, and how many loops it has had
+        self._seed = 0  # of the newest part
 
     def parts(self, batch: Any, most: int | None) -> Iterator[tuple[Any, float]]:
         """Carry out `edl.microbatches`."""
@@ -306,14 +307,14 @@ class VirtualSteps:
             sums.begin(self.scales, self._virtual, trial)
             digests = []
             for part in found.parts:
-                sums.begin_part(found.place.seed_of(part.virtual, call))
+                self._begin_part(found.place.seed_of(part.virtual, call))
                 with self._port.adding_up():
                     yield from self._within(batch, part, found.rows, most)
                 digest = sums.take(part.weight, digest=keeps or trial.is_due(part.virtual))
                 digests.append((part.virtual, digest))
                 trial.note(part.virtual, digest, own=True)
             for virtual in trial.more:
-                sums.begin_part(found.place.seed_of(virtual, call))
+                self._begin_part(found.place.seed_of(virtual, call))
                 with self._port.adding_up():
                     yield from self._of_another(batch, virtual, most)
                 trial.note(virtual, sums.take(0.0, digest=True), own=False)
@@ -324,6 +325,14 @@ class VirtualSteps:
         if self.scales.bits != self._told:
             self._told = self.scales.bits
             self._port.tell_bits(self._told)
+
+    def _begin_part(self, seed: int) -> None:
+        self._seed = seed
+        self.begin_part()
+
+    def begin_part(self) -> None:
+        """Begin the newest part, once more where what it gives is taken before its caller has gone on."""
+        self._sums.begin_part(self._seed)
 
     def _conditions(self, batch: int = 0) -> dict[str, str]:
         return {"machine": self._machine, "batch": str(batch or ""), **self._sums.conditions()}

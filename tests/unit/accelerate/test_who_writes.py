@@ -137,7 +137,7 @@ def test_prepared_loaders_are_among_those_of_accelerate(
 ) -> None:
     """Which marks them as prepared, and lets them go with `free_memory()`."""
     accelerator = made()
-    monkeypatch.setattr(subject, "converted", lambda *_: SimpleNamespace(loader=None))
+    monkeypatch.setattr(subject, "converted", lambda *_, **__: SimpleNamespace(loader=None))
     loaders = [torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(3))) for _ in range(2)]
     prepared = [*accelerator.prepare(*loaders)]
     assert accelerator._dataloaders == prepared
@@ -164,7 +164,7 @@ def test_where_the_others_evaluate_a_newcomer_that_has_not_yet_asks_as_they_do(
     seat.evaluate_shared = evaluate_shared  # type: ignore[attr-defined]
     monkeypatch.setattr(shared_loader, "seat", seat)
     monkeypatch.setattr(seat, "size", lambda: 1)  # else it would ask the ring
-    monkeypatch.setattr(subject, "converted", lambda *_: None)
+    monkeypatch.setattr(subject, "converted", lambda *_, **__: None)
     monkeypatch.setattr(subject, "ElasticBatches", Batches)
     accelerator: Any = subject.EdlAccelerator(cpu=True)
     accelerator.prepare(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(3))))

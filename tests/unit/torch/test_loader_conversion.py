@@ -25,6 +25,7 @@ from edl.torch.batches import ElasticBatches
 from edl.torch.loader import ElasticDataLoader
 from edl.torch.loader_conversion import CollatedParts, Order, PartCut, StepParts, converted, order_of
 from edl.torch.torch_process import trainer as seat
+from edl.trainer.virtual_steps import LoadedParts
 
 DATA = TensorDataset(torch.arange(10))
 
@@ -167,8 +168,76 @@ def test_a_loaders_length_is_this_workers_batches_in_a_whole_epoch(
     assert len(StepParts(loader, samples=2)) == -(-10 // (2 * size))
 
 
+class Parts:
+    """The trainer's loop over two parts, which goes through them once more, as a scale did not suffice."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self.newest = ""
+        monkeypatch.setattr(seat, "microbatches", lambda _step: self.loop())
+        monkeypatch.setattr(seat, "begin_part", lambda: self.begun.append(self.newest))
+
+    def loop(self) -> Iterator[tuple[list[tuple[str, int]], float]]:
+        for self.newest, part in [("v0", [("a", 4), ("b", 2)]), ("v1", [("c", 4)])] * 2:
+            yield part, 1.0
+
+
+def test_the_batches_of_virtual_workers_are_all_once_the_last_backward_has_them_added_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_trainer = Parts(monkeypatch)
+    steps: Any = [LoadedParts({}, 10)]
+    parts, told = StepParts(steps, 4), []
+    for batch in parts:
+        before = (batch, parts.share, parts.first, parts.last)
+        parts.note_backward()
+        told.append((*before, parts.last))
+    assert told == [
+        ("a", 4 / 6, True, False, False),
+        ("b", 2 / 6, False, False, False),
+        ("c", 1.0, False, False, False),
+        ("a", 4 / 6, False, False, False),
+        ("b", 2 / 6, False, False, False),
+        ("c", 1.0, False, False, True),
+    ]
+    assert of_trainer.begun == ["v0", "v1", "v0", "v1"]  # again, after the body of the batch before
+
+
+def test_a_batch_of_virtual_workers_needs_one_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    Parts(monkeypatch)
+    steps: Any = [LoadedParts({}, 10)]
+    parts = StepParts(steps, 4)
+    batches = iter(parts)
+    next(batches)
+    parts.note_backward()
+    with pytest.raises(UsageError, match=r"once more in one batch.*add up the losses of a batch"):
+        parts.note_backward()
+    next(batches)
+    with pytest.raises(UsageError, match=r"this batch has had no accelerator\.backward"):
+        next(batches)
+
+
+def test_a_loader_of_edls_own_gives_the_batch_of_each_virtual_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seat, "microbatches", lambda _step: iter([("v0", 1.0), ("v1", 1.0)]))
+    monkeypatch.setattr(seat, "begin_part", lambda: None)
+    steps: Any = [LoadedParts({}, 10)]
+    parts, found = StepParts(steps), []
+    for batch in parts:
+        found.append((batch, parts.share))
+        parts.note_backward()
+    assert found == [("v0", 1.0), ("v1", 1.0)]
+
+
+def test_with_virtual_workers_a_loaders_length_is_the_steps_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seat, "elastic_shard_generator", lambda *_, **__: None)
+    loader = ElasticDataLoader(DATA, 2)
+    monkeypatch.setattr(seat, "_settings", Settings(virtual_workers=3))
+    monkeypatch.setattr(seat, "size", lambda: 2)
+    assert len(loader) == 2
+
+
 def test_loops_that_end_steps_by_themselves_refuse_virtual_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of Lightning, Accelerate, the Trainer and `edl torchrun`: all convert their loaders here."""
+    """Those of Lightning, the Trainer, `edl.prepare` and `edl torchrun`: all convert their loaders here."""
     monkeypatch.setattr(seat, "_settings", Settings(virtual_workers=4))
     with pytest.raises(
         UsageError, match=r"cannot take the parts of virtual workers: start it without --virtual-workers"
