@@ -25,7 +25,7 @@ from edl.trainer.virtual_steps import LoadedParts
 logger = logging.getLogger("edl")
 
 ONE_BACKWARD = (
-    "virtual workers need it once a batch, whoever computes it: add up the losses of a batch, or start the job without "
+    "virtual workers need exactly one in each batch: add up the losses of a batch, or start the job without "
     "--virtual-workers"
 )
 KEPT = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")

@@ -153,6 +153,12 @@ class VirtualParts(NamedTuple):
 
     rows: int  # of this worker's mini-batch
     batch: int = 0  # samples of a whole step; 0: this one does not count
+    others: StepPlace | None = None  # the place of the step, where this worker has no samples in it
+
+    @property
+    def common(self) -> StepPlace:
+        """Return the place by which all workers' random numbers go on, whether they have samples or not."""
+        return self.others or self.place
 
     @property
     def counts(self) -> bool:
@@ -188,7 +194,9 @@ def nowhere(spec: DataSpec) -> StepPlace:
 
 def stand_ins(spec: DataSpec, others: VirtualParts, rows: int) -> VirtualParts:
     """Return the one part of a worker that has no samples in a step of the others."""
-    return VirtualParts(nowhere(spec), others.computed, (PartOfStep(0, 0, rows, 0.0),), rows, others.batch)
+    return VirtualParts(
+        nowhere(spec), others.computed, (PartOfStep(0, 0, rows, 0.0),), rows, others.batch, others.place
+    )
 
 
 def rehearsed(spec: DataSpec, rows: int) -> VirtualParts:
@@ -321,7 +329,7 @@ class VirtualSteps:
             again = sums.reduce(found.computed)
         if keeps:
             self._port.keep_digests(call, digests)
-        sums.seed(found.place.seed_of(AFTER, call))
+        sums.seed(found.common.seed_of(AFTER, call))
         if self.scales.bits != self._told:
             self._told = self.scales.bits
             self._port.tell_bits(self._told)
@@ -357,7 +365,7 @@ class VirtualSteps:
 
     def begin_numbers(self, ids: Ids) -> None:
         """Begin a script's random numbers for a mini-batch: what loading has drawn depends on who loads which part."""
-        self._sums.seed(self._port.parts_of_step(ids).place.seed_of(BEFORE, 0))
+        self._sums.seed(self._port.parts_of_step(ids).common.seed_of(BEFORE, 0))
 
     def begin_anew(self) -> None:
         """Forget the loops of a mini-batch that has ended: if it was void it comes again, with the same seeds."""

@@ -189,6 +189,19 @@ def test_numbers_before_the_parts_begin_alike_on_all_workers_and_each_time() -> 
     assert first[1] not in {place.seed_of(virtual, call) for virtual in range(-1, 4) for call in range(-1, 2)}
 
 
+def test_random_numbers_around_the_parts_are_also_those_of_a_worker_that_has_no_samples_in_the_step() -> None:
+    """As noise that a script adds to gradients, in an epoch's short last step."""
+    parts = parts_of(SPEC, lease_of(0, 4), 11)
+    seeds = []
+    for found in (parts, stand_ins(SPEC, parts, 3)):
+        sums = Sums()
+        steps = steps_with(sums, lambda _, found=found: found)  # type: ignore[misc]
+        steps.begin_numbers(np.arange(4))
+        assert len([*steps.parts(np.arange(found.rows), None)]) == 1
+        seeds.append([told for told in sums.told if told[0] == "seed"])
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == 2
+
+
 def test_stand_ins_and_rehearsals_are_one_part() -> None:
     sums = Sums()
     for found in (stand_ins(SPEC, VirtualParts(nowhere(SPEC), 3, (), 0, 16), 5), rehearsed(SPEC, 5)):
