@@ -169,7 +169,7 @@ def test_gradients_statistics_and_scales_do_not_depend_on_who_computes(shares) -
 def test_the_memory_of_a_gradient_is_held_until_the_next_one_is_there() -> None:
     """All at once it would return to the system, and each of its pages would be mapped anew, in each part."""
     net = nn.Linear(5, 3)
-    sums, _ = sums_of(net, SumRing(1))  # type: ignore[arg-type]
+    sums, _ = sums_of(net, SumRing(1))
     sums.begin(Scales(), VIRTUAL)
     for _ in range(2):
         net(torch.randn(4, 5)).sum().backward()
