@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edl.checkpoints.checkpoint_names import CheckpointName, parse_name
-from edl.checkpoints.checkpoint_storage import Files
+from edl.checkpoints.checkpoint_storage import Files, NotAFile
 from edl.checkpoints.local_folders import LocalFiles
 from edl.checkpoints.object_store import ObjectFiles
 from edl.checkpoints.part_layout import PartTitle
@@ -88,7 +88,10 @@ def _root(found: str, below: str) -> str:
 
 
 def _has_checkpoints(files: Files, job: str) -> bool:
-    return any(map(parse_name, files.names(job)))
+    try:
+        return any(map(parse_name, files.names(job)))
+    except NotAFile:  # notes.txt, say, which lies beside the jobs
+        return False
 
 
 def placed(path: str) -> tuple[JobFolder, CheckpointName]:

@@ -42,7 +42,9 @@ class ObjectFiles:
         try:
             found = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
         except (ValueError, ImportError) as error:
-            raise ConfigError(f"{url}: {error}") from error
+            raise ConfigError(
+                f"{url}: {error}; name a folder, or a URL that fsspec knows, such as s3://bucket/folder"
+            ) from error
         self._fs: Any = found[0]
         self._prefix: str = found[1].rstrip("/")
         known = self._fs.protocol

@@ -67,8 +67,9 @@ def start(arguments: argparse.Namespace) -> int:
         asyncio.run(_start(home, config, progress))
     finally:
         progress.end()
-    devices = sum(len(node.devices) for node in nodes)
-    tables.say(f"the cluster runs: {devices} devices on {len(nodes)} nodes, engine {engine}, policy {config.policy}")
+    devices = tables.counted(sum(len(node.devices) for node in nodes), "device")
+    has = f"{devices} on {tables.counted(len(nodes), 'node')}"
+    tables.say(f"the cluster runs: {has}, engine {engine}, policy {config.policy}")
     if config.http is not None:
         tables.say(f"  other machines reach it at {config.http.url}, with the token in {TokenBook(home).owners}")
     tables.say(f"  submit jobs by `edl submit COMMAND...`; its logs are in {home.logs}")

@@ -72,17 +72,19 @@ def scale_in_cluster(cluster: ReachedCluster, name: str, size: int, *, timeout_s
     try:
         job = cluster.job(name)
         if not job.over and not job.min_np <= size <= job.max_np:
-            raise EdlError(f"job {name} cannot have {size} workers: it was submitted for {job.min_np} to {job.max_np}")
+            many = tables.counted(size, "worker")
+            raise EdlError(f"job {name} cannot have {many}: it was submitted for {job.min_np} to {job.max_np}")
         cluster.scale(name, size)
         asked = True
         if wait:
             _wait(cluster, name, size, timeout_s, lambda job: progress.show(far(job, size)))
     except (asyncio.CancelledError, KeyboardInterrupt):
-        stands = f"; {size} workers stay asked for: `edl status {name}` shows how far it is" if asked else ""
+        stands = f"; {tables.stays(size)}: `edl status {name}` shows how far it is" if asked else ""
         raise EdlError(f"interrupted{stands}") from None
     finally:
         progress.end()
-    tables.say(f"job {name} has {size} workers" if wait else f"job {name}: {size} workers asked for")
+    many = tables.counted(size, "worker")
+    tables.say(f"job {name} has {many}" if wait else f"job {name}: {many} asked for")
     return 0
 
 
@@ -99,12 +101,12 @@ def _wait(
             raise EdlError(f"job {name} is over: {job.state}")
         taken |= job.wanted == size
         if taken and job.wanted != size:
-            raise EdlError(f"job {name} was asked for {job.wanted or job.np} workers meanwhile")
+            raise EdlError(f"job {name} was asked for {tables.counted(job.wanted or job.np, 'worker')} meanwhile")
         seen(job)
         if until is not None and time.monotonic() >= until:
             raise TimedOut(
-                f"job {name} has {len(job.workers)} workers, and not {size} within {timeout_s:g} s; "
-                f"{size} workers stay asked for: `edl status {name}` shows how far it is"
+                f"job {name} has {tables.counted(len(job.workers), 'worker')}, and not {size} within {timeout_s:g} s; "
+                f"{tables.stays(size)}: `edl status {name}` shows how far it is"
             )
         time.sleep(LOOK_S if until is None else max(0.01, min(LOOK_S, until - time.monotonic())))
 

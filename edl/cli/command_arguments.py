@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """Raises UsageError for an unknown command, or for a value outside the choices."""
         if action.choices is not None and value not in action.choices:
-            kind = "command" if isinstance(action.choices, dict) else f"{action.metavar}:"
+            kind = "command" if isinstance(action.choices, dict) else action.dest
             near = did_you_mean(KNOWN_ELSEWHERE.get(str(value), str(value)), map(str, action.choices))
             raise UsageError(f"unknown {kind} {value}{near}; {self.hint}")
 
@@ -42,8 +42,19 @@ class Parser(argparse.ArgumentParser):
         return UsageError(f"unknown flag or argument {word}{near}; {self.hint}")
 
     def error(self, message: str) -> NoReturn:
-        message = message.replace("the following arguments are required:", "missing:").removeprefix("argument ")
-        raise UsageError(f"{message}; {self.hint}")
+        missing = "the following arguments are required: "
+        if message.startswith(missing):
+            message = f"missing: {', '.join(map(self._shown, message.removeprefix(missing).split(', ')))}"
+        raise UsageError(f"{message.removeprefix('argument ')}; {self.hint}")
+
+    def _shown(self, name: str) -> str:
+        """Show a missing flag with its value, and a missing command with the words that it may be."""
+        for action in self._actions:
+            if name == "/".join(action.option_strings):
+                return f"{name} {action.metavar}"
+            if name == action.metavar and isinstance(action.choices, dict):
+                return f"{name} ({', '.join(action.choices)})"
+        return name
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # of edl, or of a group

@@ -43,14 +43,14 @@ def show_account(found: Account) -> None:
     job = f"job {found.job}: " if found.job else ""
     many = len(found.lives) > 1
     tables.say(
-        f"{job}{_counted(found.steps, 'step')}, {f'{len(found.lives)} lives, ' if many else ''}"
-        f"{_counted(found.workers, 'worker')} and {_counted(found.generations, 'generation')} in all"
+        f"{job}{tables.counted(found.steps, 'step')}, {f'{len(found.lives)} lives, ' if many else ''}"
+        f"{tables.counted(found.workers, 'worker')} and {tables.counted(found.generations, 'generation')} in all"
     )
     if many:
         tables.table(("life", "workers", "goes on from", "steps", "kept"), [_life_row(life) for life in found.lives])
         tables.say(
             "trained again, as later lives went on from before: "
-            f"{_counted(found.void_steps, 'step')}, {_counted(found.again, 'sample')}"
+            f"{tables.counted(found.void_steps, 'step')}, {tables.counted(found.again, 'sample')}"
         )
     if found.updates is not None:
         tables.say(_updates(found.steps, found.updates, found.weightless))
@@ -68,8 +68,8 @@ def show_account(found: Account) -> None:
     if len(found.epochs) < found.epochs_wanted:
         tables.say(f"{len(found.epochs)} of {found.epochs_wanted} epochs have begun")
     lost, repeated = (sum(getattr(epoch, what) for epoch in found.epochs) for what in ("lost", "repeated"))
-    wrong = f", {_counted(found.wrong, 'wrong batch', 'es')}" if found.wrong else ""
-    wrong += f", {_counted(found.misweighed, 'wrong weight')}" if found.misweighed else ""
+    wrong = f", {tables.counted(found.wrong, 'wrong batch', 'es')}" if found.wrong else ""
+    wrong += f", {tables.counted(found.misweighed, 'wrong weight')}" if found.misweighed else ""
     tables.say(f"{lost} lost, {repeated} repeated{wrong}", "" if found.clean else "red")
 
 
@@ -83,9 +83,9 @@ def _life_row(life: LifeAccount) -> tuple[str, ...]:
 
 
 def _updates(steps: int, updates: int, weightless: int) -> str:
-    told = f"{_counted(updates, 'update')}, {_counted(weightless, 'step')} weighed nothing"
+    told = f"{tables.counted(updates, 'update')}, {tables.counted(weightless, 'step')} weighed nothing"
     others = steps - updates - weightless
-    return told + (f", {_counted(others, 'step')} made no update" if others > 0 else "")
+    return told + (f", {tables.counted(others, 'step')} made no update" if others > 0 else "")
 
 
 def _row(epoch: EpochAccount) -> tuple[str, ...]:
@@ -141,7 +141,3 @@ def _list(steps: Sequence[Portion]) -> str:
 
 def _step(at: Portion | Weighed) -> str:
     return f"step {at.step}" if at.life == 1 else f"step {at.step} of life {at.life}"
-
-
-def _counted(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"

@@ -245,4 +245,6 @@ def wait_in(cluster: ReachedCluster, name: str, timeout_s: float | None) -> int:
 
 
 def _progress(job: JobShown) -> str:
-    return f"job {job.name}: {job.state}, {len(job.workers)} workers" + (f" ({job.reason})" if job.reason else "")
+    return f"job {job.name}: {job.state}, {tables.counted(len(job.workers), 'worker')}" + (
+        f" ({job.reason})" if job.reason else ""
+    )

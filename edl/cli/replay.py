@@ -34,9 +34,10 @@ SELDOM = "999999999steps"  # so the job that replays saves nothing while it does
 
 def replay(arguments: argparse.Namespace) -> int:
     settings = Settings.from_given(arguments.given, os.environ)
-    record = _record(settings, arguments.job)
-    job, step, chosen = record.job, _whole(arguments.step, 1, "step"), arguments.virtual_worker
+    step, chosen = _whole(arguments.step, 1, "step"), arguments.virtual_worker
     virtual = None if chosen is None else _whole(chosen, 0, "virtual-worker")
+    record = _record(settings, arguments.job)
+    job = record.job
     if virtual is not None and virtual >= record.virtual_workers:
         raise UsageError(f"--virtual-worker {virtual}: job {job} has 0 to {record.virtual_workers - 1}")
     known = digests_of([one for one in read(Path(record.audit)) if one.job == job])

@@ -133,6 +133,7 @@ PACKAGES = {
     "torch": ("torch", "pip install 'horovod-edl[torch]'"),
     "horovod": ("horovod", "train with --ring torch, or build Horovod by scripts/setup, as docs/setup.md says"),
 }
+NEAR_COMMANDS = ("python", "python3", "bash", "torchrun", "horovodrun")
 OF_SCRIPTS = (LossCause.SCRIPT, LossCause.OVERDUE, LossCause.DIFFERED)
 
 
@@ -246,8 +247,8 @@ def checked_command(line: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(f"{program} is not executable: `chmod +x {program}`, or name its interpreter before it")
     if len(words := program.split()) > 1 and shutil.which(words[0], path=search_path(os.environ)) is not None:
         raise UsageError(f"{program!r} is one word, so no command: leave away the quotes around it")
-    near = did_you_mean(program, ("python", "python3", "bash", "torchrun", "horovodrun"))
-    raise UsageError(f"command not found: {program}{near}")
+    there = [one for one in NEAR_COMMANDS if shutil.which(one, path=search_path(os.environ)) is not None]
+    raise UsageError(f"command not found: {program}{did_you_mean(program, there)}")
 
 
 def _check_script(words: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import sys
 
 from edl.cli import tables
 from edl.cli.commands import cluster_with, heed_interrupts, located, seconds
+from edl.cli.tables import counted
 from edl.errors import EdlError, NoSuchJob, ScaleRejected, TimedOut, UsageError
 from edl.events import Event, Kind
 from edl.launch.host_slots import parse_rooms
@@ -33,12 +34,12 @@ def scale(arguments: argparse.Namespace) -> int:
 
         return scale_in_cluster(cluster, arguments.job, size, timeout_s=timeout_s, wait=arguments.wait)
     where = located(arguments)
-    asked = f"{size} workers stay asked for: `edl status {where.job}` shows how far it is"
+    asked = f"{tables.stays(size)}: `edl status {where.job}` shows how far it is"
     progress = tables.Progress(sys.stderr)
     try:
         line = asyncio.run(_scale(where, size, progress, timeout_s=timeout_s, wait=arguments.wait))
     except ScaleRejected as rejected:
-        raise EdlError(f"job {where.job} cannot have {size} workers: {rejected.reason}") from None
+        raise EdlError(f"job {where.job} cannot have {counted(size, 'worker')}: {rejected.reason}") from None
     except TimedOut as late:
         raise TimedOut(f"{late}; {asked}") from None
     except asyncio.CancelledError:
@@ -54,7 +55,7 @@ async def _scale(
 ) -> str:
     def seen(status: Status) -> None:
         if status.target != size:
-            raise EdlError(f"job {status.job} was asked for {status.target} workers meanwhile")
+            raise EdlError(f"job {status.job} was asked for {counted(status.target, 'worker')} meanwhile")
         progress.show(tables.progress(status))
 
     heed_interrupts()
@@ -74,22 +75,26 @@ async def _scale(
 
         def unanswered(error: Exception) -> None:
             if clock() > silent_until:
-                waiting.show(f"{size} workers are not asked for yet: {reason(error)}")
+                waiting.show(f"{_not_yet(size)}: {reason(error)}")
 
         try:
             await job.scale(size, max(deadline - clock(), LEAST_S), unanswered)
         except NoSuchJob as error:
-            raise EdlError(f"job {where.job} cannot have {size} workers: {reason(error)}") from None
+            raise EdlError(f"job {where.job} cannot have {counted(size, 'worker')}: {reason(error)}") from None
         waiting.end()
         if not wait:
-            return f"job {where.job}: {size} workers asked for"
+            return f"job {where.job}: {counted(size, 'worker')} asked for"
         await job.wait(size, timeout_s, seen)
         _, new = await job.events(after)
-    return f"job {where.job} has {size} workers{pause(new)}"
+    return f"job {where.job} has {counted(size, 'worker')}{pause(new)}"
 
 
 def _not_asked(size: int, why: str) -> str:
-    return f"{size} workers are not asked for yet, as soon as it is there again: {why}"
+    return f"{_not_yet(size)}, as soon as it is there again: {why}"
+
+
+def _not_yet(size: int) -> str:
+    return f"{counted(size, 'worker')} {'is' if size == 1 else 'are'} not asked for yet"
 
 
 def pause(new: list[Event]) -> str:

@@ -23,6 +23,16 @@ DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # the part of a digest t
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
 
 
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """Write a number of things: 1 worker, 2 workers."""
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def stays(size: int) -> str:
+    """Say that a size which the command no longer waits for is still wanted."""
+    return f"{counted(size, 'worker')} {'stays' if size == 1 else 'stay'} asked for"
+
+
 def _bits(status: Status) -> str:
     if status.spec is None or not status.spec.virtual:
         return ""
@@ -35,7 +45,7 @@ def show_status(status: Status) -> None:
     size = str(status.size) if status.size == status.target else f"{status.size}, wanted {status.target}"
     of_all = f" ({status.base + status.step:,} of all lives)" if status.base else ""
     over = status.state in OVER
-    workers = f"had {status.size} workers" if over else f"workers {size}"
+    workers = f"had {counted(status.size, 'worker')}" if over else f"workers {size}"
     say(f"  {workers}   step {status.step}{of_all}   epoch {status.epoch}   generation {status.generation}")
     if status.leader and not over:
         say(f"  leader {status.leader}   term {status.term}{f'   ring {status.ring}' if status.ring else ''}")
@@ -110,7 +120,7 @@ def failed_checkpoints(failed: SavingFailure | None) -> str:
 
 def show_records(records: Sequence[LaunchRecord]) -> None:
     if not records:
-        say("no job was started on this machine")
+        say("no job was started on this machine: `edl run -np 2 python train.py` starts one")
         return
     rows = [
         (

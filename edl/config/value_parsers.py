@@ -89,7 +89,10 @@ def coordinator(text: str) -> str:
     for address in hosts.split(","):
         match = ADDRESS.fullmatch(address)
         if not match or not 1 <= int(match[2]) <= 65535:
-            raise ValueError("must be HOST:PORT, more of them after commas, and perhaps a /path at the end")
+            raise ValueError(
+                "must be HOST:PORT, of an etcd etcd://HOST:PORT, more of them after commas, and perhaps a /path at the "
+                "end"
+            )
     if slash and not all(chroot.split("/")):
         raise ValueError("ends in a /path with an empty part; write it like /training/edl")
     return text

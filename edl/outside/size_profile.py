@@ -81,8 +81,8 @@ class Wish(msgspec.Struct, frozen=True):
         """The sizes, largest first: workers leave at once, and come only after a boot. Raises UsageError."""
         if not 1 <= self.smallest <= self.largest or self.stride < 1 or self.batches < 1:
             raise UsageError(
-                f"a profile from {self.largest} down to {self.smallest} workers in strides of {self.stride} with "
-                f"{self.batches} batches each makes no sense: give 1 <= min <= max, and at least 1 of the others"
+                f"cannot measure from {self.largest} down to {self.smallest} workers, {self.batches} batches at each, "
+                f"in strides of {self.stride}: --max must be at least --min, and each number at least 1"
             )
         return tuple(range(self.largest, self.smallest - 1, -self.stride))
 

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import os
 import secrets
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -245,6 +246,11 @@ def _read(call: Callable[[], T]) -> T:
     """Raises _ServerAway where the connection breaks."""
     try:
         return call()
+    except ConnectionRefusedError:
+        start = "`edl cluster start --http PORT` there"
+        raise _ServerAway(f"nothing listens there: start the cluster by {start}, or name another port") from None
+    except socket.gaierror:
+        raise _ServerAway("there is no host of this name: look at --cluster") from None
     except AWAY as error:
         raise _ServerAway(f"{type(error).__name__}: {error}") from None
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import configparser
+import contextlib
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from functools import cache
@@ -15,7 +18,7 @@ import pytest
 import yaml
 
 from edl.cli.command_arguments import TWINS
-from edl.cli.parser import build
+from edl.cli.parser import build, parse
 from edl.cluster.queue import phases
 from edl.config import TABLE
 from edl.config.settings_table import MORE_VARIABLES
@@ -38,6 +41,7 @@ OF_USERS = {"train.py", "hosts.py"}  # stand for the reader's own script
 NAMES = re.compile(r"(?<![\w./~-])(?:edl|tests|scripts|examples|benchmarks|data|docs)/[\w/.-]*\w")
 MODULES = re.compile(r"python -m ((?:benchmarks|tests\.soaks)\.\w+)")
 VARIABLE = "…"
+TYPED = re.compile(r"(?:^|\$\(|[|;&] )(?:\w+\$ )?(?:\w+=\S+ )*edl ([^|;&)<>\n]*)", re.MULTILINE)
 
 
 def named(page: Path) -> str:
@@ -105,6 +109,33 @@ def test_commands_name_files_that_exist(page: Path) -> None:
             assert name in OF_USERS or (ROOT / name).exists() or (page.parent / name).exists(), f"{block}: {name}"
         for module in MODULES.findall(block):
             assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{block}: {module}"
+
+
+@every_page
+def test_commands_that_are_typed_can_be_parsed(page: Path) -> None:
+    for block in (*fenced(page, ""), *fenced(page, "bash")):
+        for line in TYPED.findall(block.replace("\\\n", " ")):
+            words = shlex.split(line, comments=True)
+            if not {"...", "COMMAND..."} & set(words) and VARIABLE not in line:
+                with contextlib.suppress(SystemExit):  # --version
+                    parse(words)
+
+
+@every_page
+def test_commands_and_flags_that_are_named_exist(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for named_so in re.findall(r"`(?:\w+=\S+ )*edl ([a-z][^`\n]*)`", text):
+        parser: argparse.ArgumentParser = build()
+        for word in named_so.split():
+            places = [action.choices for action in parser._actions if isinstance(action.choices, dict)]
+            if places and word in places[0]:
+                parser = places[0][word]
+            else:
+                assert parser.prog != "edl", f"{named(page)}: edl {named_so}"
+                break
+        known = {flag for action in parser._actions for flag in action.option_strings}
+        of_edl = re.split(r" (?:python|COMMAND|SCRIPT|train\.py)", named_so)[0]
+        assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", of_edl)) <= known, f"{named(page)}: edl {named_so}"
 
 
 @every_page

@@ -191,7 +191,7 @@ def test_edl_scale_asks_the_queue_for_a_job_of_the_cluster(cluster: LiveCluster)
     cluster.until("sized", "running", step=2)
     refused = cluster("scale", "sized", "3", code=1)
     assert refused == "edl: job sized cannot have 3 workers: it was submitted for 1 to 2\n"
-    assert "job sized has 1 workers\n" in cluster("scale", "sized", "1", "--wait", "--timeout", "60")
+    assert "job sized has 1 worker\n" in cluster("scale", "sized", "1", "--wait", "--timeout", "60")
     job = cluster.job("sized")
     assert (job["state"], len(job["workers"]), job["lives"]) == ("running", 1, 1)
     token = str(cluster.places.folder / "token")

@@ -279,7 +279,9 @@ class TestOtherCommands:
         assert edl("stop", "x").stdout == "job x is over already (failed)\n"
 
     def test_without_a_living_job_status_lists_those_that_were(self, edl):
-        assert edl("status").stdout == "no job was started on this machine\n"
+        assert (
+            edl("status").stdout == "no job was started on this machine: `edl run -np 2 python train.py` starts one\n"
+        )
         edl("run", "--job", "x", "true")
         assert edl.json("status")["jobs"][0]["state"] == "failed"
         listed = edl("status").stdout.splitlines()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from edl.cluster.views import ClusterPolicy
-from edl.errors import ConfigError
+from edl.errors import ConfigError, did_you_mean
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -41,7 +41,8 @@ POLICIES = {
 def known(name: str) -> Known:
     """Raises ConfigError."""
     if name not in POLICIES:
-        raise ConfigError(f"policy {name}: is none of {', '.join(sorted(POLICIES))}")
+        near = did_you_mean(name, POLICIES)
+        raise ConfigError(f"policy {name}: is none of {', '.join(sorted(POLICIES))}{near}")
     return POLICIES[name]
 
 

@@ -12,6 +12,7 @@ from stored import folder_at, save, write
 from edl.checkpoints.checkpoint_names import CheckpointName
 from edl.checkpoints.checkpoint_paths import JobFolder
 from edl.checkpoints.object_store import ObjectFiles
+from edl.checkpoints.resume_choice import only_job
 from edl.cli import main
 
 OLD, NEW, NEXT = (CheckpointName(1, 1, step) for step in (10, 20, 30))
@@ -47,6 +48,14 @@ def test_ls(checkpoints, capsys) -> None:
         f"checkpoint checkpoints/mnist/{OLD} is broken: part-0001-of-0003.safetensors has 4 bytes, and was written "
         "with 4416"
     )
+
+
+def test_what_lies_beside_the_jobs_is_passed_over(checkpoints, capsys) -> None:
+    (checkpoints / "notes.txt").touch()
+    (checkpoints / "latest").symlink_to("mnist")
+    assert main(["checkpoint", "ls", "checkpoints", "--json"]) == 0
+    assert {one["job"] for one in json.loads(capsys.readouterr().out)["checkpoints"]} == {"mnist"}
+    assert only_job("checkpoints") == "mnist"  # as `edl run --checkpoint checkpoints` goes on with
 
 
 def test_ls_for_programs(checkpoints, capsys) -> None:

@@ -94,7 +94,7 @@ STATUS = Status(
         ("run ./train.py", "./train.py is not executable: did you mean `python ./train.py`?"),
         ("run ./script", "./script is not executable: `chmod +x ./script`, or name its interpreter before it"),
         ("run home", "home is a folder, not a command"),
-        ("run --coordinator zk true", "--coordinator zk: must be HOST:PORT, more of them after commas, and perhaps a"),
+        ("run --coordinator zk true", "--coordinator zk: must be HOST:PORT, of an etcd etcd://HOST:PORT, more of them"),
         ("run --session-timeout 0.1 true", "--session-timeout 0.1: must be a number of seconds from 1 to 60"),
         ("run --network-interface nope0 true", "--network-interface nope0: is no network interface of this machine"),
         ("status nosuch", "no job nosuch was started on this machine"),
@@ -110,7 +110,7 @@ STATUS = Status(
         ),
         ("migrate nosuch --from a --to b:1,b:2", "--to b:1,b:2: names b twice: add up its slots"),
         ("scale nosuch", "missing: N; see 'edl scale --help'"),
-        ("data", "missing: COMMAND; see 'edl data --help'"),
+        ("data", "missing: COMMAND (verify); see 'edl data --help'"),
         ("data verify", "missing: DIR; see 'edl data verify --help'"),
         ("data verify x y", "x is no folder: name the one that EDL_AUDIT or --audit named"),
         ("frobnicate", "unknown command frobnicate; see 'edl --help'"),
@@ -485,7 +485,7 @@ def test_a_job_that_is_over_shows_no_worker_that_has_none_of_its_processes_left(
     done = msgspec.structs.replace(first, state=WorkerState.DONE)
     tables.show_status(msgspec.structs.replace(STATUS, state=state, workers=(done, *others)))
     shown = capsys.readouterr().out
-    assert "  had 1 workers   step 30" in shown
+    assert "  had 1 worker   step 30" in shown
     assert "leader" not in shown and "leased" not in shown
     assert "done" in shown and "joining" not in shown
 

@@ -88,7 +88,7 @@ def test_when_it_has_them() -> None:
         ([job(1)], 4, "job a cannot have 4 workers: it was submitted for 1 to 3"),
         ([NoSuchJob("the cluster has no job a")], 2, "the cluster has no job a"),
         ([job(1), job(1, wanted=2), job(1, wanted=3)], 2, "job a was asked for 3 workers meanwhile"),
-        ([job(1), job(1, wanted=2), job(1)], 2, "job a was asked for 1 workers meanwhile"),
+        ([job(1), job(1, wanted=2), job(1)], 2, "job a was asked for 1 worker meanwhile"),
         ([job(1), job(0, wanted=2, state="finished")], 2, "job a is over: finished"),
         ([job(1), KeyboardInterrupt()], 2, "interrupted; 2 workers stay asked for: `edl status a`"),
         ([KeyboardInterrupt()], 2, "interrupted$"),
@@ -102,7 +102,7 @@ def test_what_comes_to_nothing_is_said_in_a_line(looks: list[Any], size: int, sa
 
 
 def test_who_has_waited_long_enough_is_told_that_the_request_stands() -> None:
-    with pytest.raises(TimedOut, match=r"has 1 workers, and not 2 within 0\.01 s; 2 workers stay asked for"):
+    with pytest.raises(TimedOut, match=r"has 1 worker, and not 2 within 0\.01 s; 2 workers stay asked for"):
         scaled(Plays(job(1)), 2, wait=True, timeout_s=0.01)
 
 

@@ -58,7 +58,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("help run python", "unknown command run python; see 'edl --help'"),
         ("help submit train.py", "unknown command submit train.py; see 'edl --help'"),
         ("completion", "missing: bash|zsh|fish; see 'edl completion --help'"),
-        ("completion zhs", "unknown bash|zsh|fish: zhs: did you mean zsh?; see 'edl completion --help'"),
+        ("completion zhs", "unknown shell zhs: did you mean zsh?; see 'edl completion --help'"),
+        ("cluster", "missing: COMMAND (start, stop, status, manifests, token, accounts); see 'edl cluster --help'"),
+        ("report mnist", "missing: --html FILE; see 'edl report --help'"),
+        ("replay mnits --step 0", "--step 0: must be a whole number of at least 1"),
         ("--verison", "unknown flag or argument --verison: did you mean --version?; see 'edl --help'"),
         ("run --npp 3 python train.py", "unknown flag or argument --npp: did you mean -np?; see 'edl run --help'"),
         ("run --maxnp=4 python train.py",
@@ -108,6 +111,22 @@ def test_what_is_typed_wrong_is_answered_by_one_line_with_the_remedy(capsys, mon
 def test_a_command_in_quotes_is_answered_with_the_remedy(capsys, folder):
     assert main(["run", "sh train.py"]) == 2
     assert capsys.readouterr().err == "edl: 'sh train.py' is one word, so no command: leave away the quotes around it\n"
+
+
+def test_only_a_command_that_is_there_is_suggested(capsys, monkeypatch, tmp_path):
+    """Debian has no `python`."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(sys.executable)
+    monkeypatch.setattr("edl.cli.run.search_path", lambda _: str(tmp_path / "bin"))
+    assert main(["run", "python", "train.py"]) == 2
+    assert capsys.readouterr().err == "edl: command not found: python: did you mean python3?\n"
+
+
+def test_where_no_job_was_started_one_line_says_how_to(capsys, tmp_path):
+    assert main(["status", "--home", str(tmp_path / "empty")]) == 0
+    assert capsys.readouterr().out == (
+        "no job was started on this machine: `edl run -np 2 python train.py` starts one\n"
+    )
 
 
 @pytest.mark.parametrize("word", ["", " "])

@@ -30,6 +30,7 @@ def test_parameters_are_read_from_text() -> None:
     ("name", "given", "said"),
     [
         ("best", {}, "policy best: is none of backfill, dp, "),
+        ("fifos", {}, f"policy fifos: is none of {', '.join(sorted(registry.POLICIES))}: did you mean fifo?"),
         ("tiresias", {"knob": "1"}, "policy tiresias has no parameter knob: its parameters are limits, promote"),
         ("fifo", {"knob": "1"}, "policy fifo has no parameter knob: it has no parameters"),
         ("tiresias", {"promote": "much"}, "policy tiresias: promote=much: expected `float`"),

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -466,7 +467,7 @@ def test_localhost_is_where_the_server_listens(monkeypatch: pytest.MonkeyPatch, 
         raise ConnectionRefusedError
 
     monkeypatch.setattr("socket.create_connection", connect)
-    with pytest.raises(EdlError, match="ConnectionRefusedError"):
+    with pytest.raises(EdlError, match="nothing listens there"):
         RemoteCluster(url, "token").jobs()
     assert called == [host]
 
@@ -505,8 +506,19 @@ def test_a_server_that_stays_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(remote_module, "PATIENCE_S", 0.0)
     with listen("127.0.0.1", 0) as ear:
         port = ear.getsockname()[1]
-    with pytest.raises(EdlError, match=rf"127\.0\.0\.1:{port}: ConnectionRefusedError"):
+    with pytest.raises(EdlError, match=rf"127\.0\.0\.1:{port}: nothing listens there: start the cluster by "):
         RemoteCluster(f"http://127.0.0.1:{port}", "token").jobs()
+
+
+def test_a_name_that_is_no_hosts_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "PATIENCE_S", 0.0)
+
+    def connect(*_: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    with pytest.raises(EdlError, match=r"^https://nowhere\.invalid: there is no host of this name: look at --cluster$"):
+        RemoteCluster("https://nowhere.invalid", "token").jobs()
 
 
 def self_signed(certificate: str, key: str) -> None:
