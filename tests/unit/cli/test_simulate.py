@@ -94,7 +94,7 @@ def test_a_picture(capsys: pytest.CaptureFixture[str], home: Path, ending: str) 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("jobs.csv", "missing: --policy; see 'edl simulate --help'"),
+        ("jobs.csv", "missing: --policy P; see 'edl simulate --help'"),
         ("--policy fifo", "missing: TRACE; see 'edl simulate --help'"),
         ("jobs.csv --policy best", "policy best: is none of "),
         ("none.csv --policy fifo", "there is no trace none.csv: name a CSV file, see 'edl simulate --help'"),
