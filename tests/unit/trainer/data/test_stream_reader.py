@@ -414,3 +414,53 @@ def test_a_worker_without_a_shard_is_told(caplog):
         reader._tell_idle(reads=False)
     [told] = caplog.records
     assert "other workers read all 2 shards of the stream" in told.message
+
+
+class PartPort:
+    """The port of a worker that reads one part."""
+
+    def __init__(self, part: ShardPart) -> None:
+        self.leases: Any = SimpleNamespace(leases=(), parts=(part,), closed=False)
+
+    def step(self) -> int:
+        return 1
+
+    def found(self, parts: tuple[ShardPart, ...]) -> None: ...
+
+
+def marks_of(stream: ElasticStream) -> list[Mark]:
+    return shard_feeds.ShardFeed(stream, 0, Mark(0, b""), {}).read(1000, within_s=60).marks
+
+
+def test_a_shard_that_ends_earlier_than_before_is_noticed():
+    part = ShardPart(0, holder="me", known=50, ended=True, marks=(Mark(0, b""),))
+    reader = stream_reader.StreamReader(ElasticStream(lambda shard: range(30), shards=1), PartPort(part), 5.0, Audit())
+    reader.begin(DataSpec(ITEMS, 1, 4, shards=1))
+    try:
+        with pytest.raises(DataError, match="was read again, and ends at item 30: 50 were found before"):
+            reader.take(np.array([40]))
+    finally:
+        reader.close()
+
+
+def test_what_came_back_is_read_from_a_mark_before_it():
+    stream = ElasticStream(lambda shard: range(1000), shards=1)
+    mark = marks_of(stream)[-1]
+    assert mark.item > 100
+    begin, at = Mark(0, b""), mark.item + 5
+    part = ShardPart(0, holder="me", next=at, known=at, returned=((3, 7),), marks=(begin, mark))
+    reader = stream_reader.StreamReader(stream, PartPort(part), 20.0, Audit())
+    reader.begin(DataSpec(ITEMS, 1, 4, shards=1))
+    try:
+        assert reader.take(np.array([3, 4, 5, 6])) == [3, 4, 5, 6]
+        assert reader.take(np.array([at])) == [at]
+    finally:
+        reader.close()
+
+
+def test_who_reads_on_from_a_mark_finds_the_same_checksums():
+    stream = ElasticStream(lambda shard: range(1000), shards=1)
+    marks = marks_of(stream)
+    assert len(marks) > 3
+    feed = shard_feeds.ShardFeed(stream, 0, marks[1], {mark.item: mark.check for mark in marks})
+    assert feed.read(1000, within_s=60).marks == marks[2:]
