@@ -176,7 +176,7 @@ def python_line(line: Sequence[str], *, module: bool = False) -> tuple[str, ...]
         if words[:1] == ["-m"]:
             module, words = True, words[1:]
     if not words:
-        raise UsageError("SCRIPT is missing, such as `train.py`")
+        raise UsageError("SCRIPT is missing, such as `train.py`: see --help")
     script = Path(words[0])
     if not module and not script.is_file():
         near = did_you_mean(script.name, [one.name for one in script.parent.glob("*.py")])

@@ -416,16 +416,13 @@ def test_a_worker_without_a_shard_is_told(caplog):
     assert "other workers read all 2 shards of the stream" in told.message
 
 
-class PartPort:
-    """The port of a worker that reads one part."""
-
-    def __init__(self, part: ShardPart) -> None:
-        self.leases: Any = SimpleNamespace(leases=(), parts=(part,), closed=False)
-
-    def step(self) -> int:
-        return 1
-
-    def found(self, parts: tuple[ShardPart, ...]) -> None: ...
+def reader_of(stream: ElasticStream, part: ShardPart) -> stream_reader.StreamReader:
+    """Return the reader of a worker that reads one part, and has no leases."""
+    leases = SimpleNamespace(leases=(), parts=(part,), closed=False)
+    port: Any = SimpleNamespace(leases=leases, step=lambda: 1, found=lambda parts: None)
+    reader = stream_reader.StreamReader(stream, port, 20.0, Audit())
+    reader.begin(DataSpec(ITEMS, 1, 4, shards=1))
+    return reader
 
 
 def marks_of(stream: ElasticStream) -> list[Mark]:
@@ -434,8 +431,7 @@ def marks_of(stream: ElasticStream) -> list[Mark]:
 
 def test_a_shard_that_ends_earlier_than_before_is_noticed():
     part = ShardPart(0, holder="me", known=50, ended=True, marks=(Mark(0, b""),))
-    reader = stream_reader.StreamReader(ElasticStream(lambda shard: range(30), shards=1), PartPort(part), 5.0, Audit())
-    reader.begin(DataSpec(ITEMS, 1, 4, shards=1))
+    reader = reader_of(ElasticStream(lambda shard: range(30), shards=1), part)
     try:
         with pytest.raises(DataError, match="was read again, and ends at item 30: 50 were found before"):
             reader.take(np.array([40]))
@@ -449,8 +445,7 @@ def test_what_came_back_is_read_from_a_mark_before_it():
     assert mark.item > 100
     begin, at = Mark(0, b""), mark.item + 5
     part = ShardPart(0, holder="me", next=at, known=at, returned=((3, 7),), marks=(begin, mark))
-    reader = stream_reader.StreamReader(stream, PartPort(part), 20.0, Audit())
-    reader.begin(DataSpec(ITEMS, 1, 4, shards=1))
+    reader = reader_of(stream, part)
     try:
         assert reader.take(np.array([3, 4, 5, 6])) == [3, 4, 5, 6]
         assert reader.take(np.array([at])) == [at]
