@@ -121,9 +121,9 @@ def waits_for_those_that_hang(patch: Patch) -> None:
 def loses_requests_during_a_switch(patch: Patch) -> None:
     take = target_size.TargetSize.take
 
-    def forgetful(self: target_size.TargetSize, asked, change, why) -> None:
+    def forgetful(self: target_size.TargetSize, asked, change, why, lacking) -> None:
         if self._working.record.plan is None:
-            take(self, asked, change, why)
+            take(self, asked, change, why, lacking)
 
     patch.setattr(target_size.TargetSize, "take", forgetful)
 
