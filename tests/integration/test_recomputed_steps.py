@@ -46,6 +46,7 @@ def replay(edl: Any, step: int, *more: str) -> tuple[int, list[str], str]:
     return found.returncode, found.stdout.splitlines(), found.stderr
 
 
+@pytest.mark.soak  # of a job that was not resumed: the test below
 def test_a_replay_from_a_checkpoint_says_the_same_of_a_job_that_was_resumed_at_another_size(edl, tmp_path) -> None:
     saved, pace = tmp_path / "saved", tmp_path / "pace"
     pace.write_text("1.0")
@@ -120,6 +121,7 @@ def test_a_worker_that_computes_wrongly_is_expelled_and_the_job_goes_on(edl, tmp
     job.communicate(timeout=patient(60))
 
 
+@pytest.mark.soak  # so it is in tests/unit/core/worker/test_compute_check.py
 def test_of_two_workers_both_are_told_and_the_job_goes_on(edl, tmp_path) -> None:
     flags = ("-np", "2", "--verify-compute", "50%", "--check-weights", "0")
     job = start(edl, tmp_path / "out", "flipped_bits.py", "--pace", "0.02", flags=flags)

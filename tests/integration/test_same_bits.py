@@ -85,7 +85,7 @@ def digest_alone(edl, tmp_path: Path, known: dict[str, str], model: str, script:
 
 @pytest.mark.parametrize(
     ("script", "options"),
-    [(TORCH, ()), pytest.param(TENSORFLOW, ("--loading", "0"), marks=pytest.mark.timeout(600))],
+    [(TORCH, ()), pytest.param(TENSORFLOW, ("--loading", "0"), marks=[pytest.mark.timeout(600), pytest.mark.soak])],
 )
 def test_three_workers_on_horovod_s_ring_have_the_bits_of_one(edl, tmp_path, alone, script: Path, options) -> None:
     run = Run(edl, tmp_path / "three", 3, "--model", "transformer", *options, ring="horovod", script=script)

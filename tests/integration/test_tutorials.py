@@ -79,8 +79,8 @@ class Typist:
 @pytest.mark.parametrize(
     "page",
     [
-        # soak: what is typed there is typed in test_cluster.py too
-        pytest.param(page, id=page.stem, marks=pytest.mark.soak if page.stem == "tutorial-team" else ())
+        # soak: what they type is typed in test_cluster.py and test_listings.py too
+        pytest.param(page, id=page.stem, marks=() if page == SPOT else pytest.mark.soak)
         for page in TUTORIALS
         if page != KUBERNETES
     ],
