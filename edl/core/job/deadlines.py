@@ -41,6 +41,7 @@ from typing import Final
 from edl.core.job.lead_times import report_period_s
 from edl.core.job.observations import Observations
 from edl.core.resize.scale_requests import BOOTING
+from edl.protocol.data_nouns import ShardPart
 from edl.protocol.leader_messages import GRADIENTS
 from edl.protocol.record import Member, Plan, Record, WorkerState
 
@@ -84,13 +85,13 @@ class Deadlines:
 class Awaited:
     """A worker that is awaited: for what, and until when.
 
-    `seen`: the newest ring it was seen at, and whether it has told that this one has failed. One that goes
-    on does not hang.
+    `seen`: the newest ring it was seen at, whether it has told that this one has failed, and what it has found of a
+    stream if it is awaited for that. One that goes on does not hang.
     """
 
     worker: str
     what: str
-    seen: tuple[int, bool]
+    seen: tuple[int, bool, tuple[ShardPart, ...]]
     bound_s: float
     until: float
     place: str = ""  # where its script stands, as far as is known
@@ -155,7 +156,8 @@ class Waits:
         before, self._waits = self._waits, {}
         for worker, what, bound_s in self._awaited(record, members, seen, last_step, saving, reading):
             newest = max(seen.generation(worker), record.generation)
-            wait, at = before.get(worker), (seen.generation(worker), seen.failed(worker, newest))
+            found = seen.found(worker) if what == FINDS else ()
+            wait, at = before.get(worker), (seen.generation(worker), seen.failed(worker, newest), found)
             if wait is None or (wait.what, wait.seen) != (what, at):
                 wait = Awaited(worker, what, at, bound_s, now + bound_s)
             if what == STEP or what.startswith(INSTEAD):

@@ -12,6 +12,7 @@ from typing import Final
 
 from edl.core.worker.observed_trainer import DIED
 from edl.protocol.checkpoint_record import PartInfo
+from edl.protocol.data_nouns import ShardPart
 from edl.protocol.leader_messages import Observation, Phase, Void
 
 SITTING = (Phase.TRAINING, Phase.DONE)
@@ -192,6 +193,11 @@ class Observations:
     def observation(self, worker: str) -> Observation | None:
         observed = self._newest.get(worker)
         return None if observed is None else observed.observation
+
+    def found(self, worker: str) -> tuple[ShardPart, ...]:
+        """Return what `worker` has told of the parts of a stream that it reads."""
+        observed = self._newest.get(worker)
+        return () if observed is None else observed.observation.stream
 
     def step(self, worker: str) -> int:
         """Return the newest step that `worker`, which was seen, has committed."""
