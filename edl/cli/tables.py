@@ -82,7 +82,7 @@ def worker_rows(worker: WorkerStatus) -> list[tuple[str, ...]]:
     pids = str(worker.pid), str(worker.daemon_pid)
     processes = [
         (f"  process {place}", "", "", str(one.pid), "", one.state, str(one.step))
-        for place, one in enumerate(worker.limbs)
+        for place, one in enumerate(worker.processes)
     ]
     return [(worker.id, rank, worker.host, *pids, worker.state.value, str(worker.step)), *processes]
 

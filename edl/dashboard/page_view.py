@@ -158,7 +158,7 @@ def _rows(one: WorkerStatus, spending: TimeShare | None) -> list[WorkerRow]:
     )
     processes = [
         WorkerRow(f"process {place} (pid {limb.pid})", "", "", limb.state, limb.step, None, "", "", "")
-        for place, limb in enumerate(one.limbs)
+        for place, limb in enumerate(one.processes)
     ]
     return [row, *processes]
 

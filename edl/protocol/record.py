@@ -280,7 +280,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     step: int
     usage: Usage | None = None  # None: no report has come yet
     pace: float = 1.0  # its speed, relative to the median of all
-    limbs: tuple[LimbSeen, ...] = ()  # its processes, where it has several, by their places in it
+    processes: tuple[LimbSeen, ...] = ()  # where it has several, by their places in it
 
 
 class SavingStatus(msgspec.Struct, frozen=True):

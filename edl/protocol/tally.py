@@ -45,7 +45,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class LimbSeen(msgspec.Struct, frozen=True):
-    """One of several processes of a worker, as its daemon sees it."""
+    """A process of a worker that has several, as the worker's daemon sees it."""
 
     pid: int
     state: str  # the phase of its trainer; "gone": it has ended

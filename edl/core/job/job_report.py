@@ -134,7 +134,7 @@ def _worker(machine: JobMachine, record: Record, member: Member) -> WorkerStatus
         state=member.state,
         step=observed.observation.step if observed else _step_of_unseen(machine, member),
         usage=observed.observation.usage if observed else None,
-        limbs=observed.observation.limbs if observed else (),
+        processes=observed.observation.limbs if observed else (),
     )
 
 

@@ -220,7 +220,7 @@ def _workers(workers: Iterable[WorkerStatus], job: dict[str, str]) -> list[Famil
             seconds += [({**labels, "activity": name}, s) for name, s in zip(ACTIVITIES, spent, strict=True)]
         if worker.rank is not None:
             paces.append((labels, worker.pace))
-        processes += [({**labels, "process": str(place)}, one.step) for place, one in enumerate(worker.limbs)]
+        processes += [({**labels, "process": str(place)}, one.step) for place, one in enumerate(worker.processes)]
     return [
         _counter("edl_worker_seconds", "What the members' trainers spend their time on.", *seconds),
         _gauge("edl_worker_pace_ratio", "How fast each works, against the median of all.", *paces),

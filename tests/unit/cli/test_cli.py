@@ -327,7 +327,7 @@ def test_the_help_of_each_command_has_an_example(words, capsys):
 
 def test_the_processes_of_a_worker_stand_below_it(home, capsys):
     limbs = (LimbSeen(11, "training", 30), LimbSeen(13, "training", 29))
-    worker = msgspec.structs.replace(STATUS.workers[0], limbs=limbs)
+    worker = msgspec.structs.replace(STATUS.workers[0], processes=limbs)
     claim(home, a_record()).write_status(msgspec.json.encode(msgspec.structs.replace(STATUS, workers=(worker,))))
     assert main(["status", "x"]) == 0
     told = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -346,7 +346,7 @@ def test_a_job_that_is_over_is_shown_as_it_was_seen_last(home, capsys):
     assert set(names) <= shown.keys()
     assert shown["workers"][1] == {
         "id": "w2", "rank": None, "host": "here", "pid": 21, "daemon_pid": 22, "state": "joining", "step": 0,
-        "usage": None, "pace": 1.0, "limbs": [],
+        "usage": None, "pace": 1.0, "processes": [],
     }  # fmt: skip
     assert shown["data"] == {
         "epoch": 1, "total": 100, "trained": 60, "leased": 30, "unassigned": 10, "ahead": 8, "lost": 0, "repeated": 0,

@@ -107,7 +107,7 @@ def test_a_long_history_makes_no_long_picture() -> None:
 
 def test_the_processes_of_a_worker_stand_below_it() -> None:
     limbs = (LimbSeen(11, "training", 7), LimbSeen(13, "ready", 6))
-    workers = (WorkerStatus("w1", 0, "here", 11, 2, WorkerState.TRAINING, 7, limbs=limbs),)
+    workers = (WorkerStatus("w1", 0, "here", 11, 2, WorkerState.TRAINING, 7, processes=limbs),)
     text = Outline(rendered([event(1)], workers=workers)).text
     assert text.index("w1") < text.index("process 0 (pid 11)") < text.index("process 1 (pid 13)")
 
