@@ -45,6 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(warm.close)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Repeat at the end which parts of scripts/test failed before the tests: the end is what people read."""
+    if before := os.environ.get("FAILED_BEFORE_TESTS"):
+        terminalreporter.section("failed before the tests: " + before, red=True)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is there once all tests are collected stays, and is not looked through again and again."""

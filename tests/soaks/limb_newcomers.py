@@ -50,8 +50,8 @@ def is_there() -> bool:
 
 def held(job: client.Job) -> dict[int, int]:
     """Return the bytes that each process of the workers in the ring holds."""
-    limbs = [limb for worker in job.status().workers if worker.rank is not None for limb in worker.limbs]
-    pages = {one.pid: int(Path(f"/proc/{one.pid}/statm").read_text().split()[1]) for one in limbs}
+    processes = [each for worker in job.status().workers if worker.rank is not None for each in worker.processes]
+    pages = {each.pid: int(Path(f"/proc/{each.pid}/statm").read_text().split()[1]) for each in processes}
     return {pid: count * os.sysconf("SC_PAGE_SIZE") for pid, count in pages.items()}
 
 
