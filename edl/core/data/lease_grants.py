@@ -385,9 +385,12 @@ class LeaseGrants:
         return 0 if saving is None or saving.generation != record.generation else saving.after_step
 
     def _project_anew(self, read: int) -> None:
-        """Update the ledger of an announced checkpoint: leases beyond the step `read` have changed since then."""
+        """Update the ledger of an announced checkpoint: leases beyond the step `read` have changed since then.
+
+        Not of one whose parts are all durable: its step is trained, whatever a new leader knows, and may be published.
+        """
         working, saving = self._working, self._working.record.saving
-        if saving is not None and read < self._to_be_saved() <= working.ledgers.covered_step:
+        if saving is not None and not saving.complete and read < self._to_be_saved() <= working.ledgers.covered_step:
             ledger = working.ledgers.projected(saving.after_step)
             working.change(saving=msgspec.structs.replace(saving, ledger=ledger), pressing=False)
 
