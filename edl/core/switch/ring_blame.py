@@ -13,8 +13,9 @@ A ring that fails says little: all its members fail with it. So three things are
   came", "reset by peer" and the like are what every member says, and point at none;
 - **which are new**. Those of the ring before go back to it at once, without the newcomers that came to nothing with
   them. Each newcomer is tried once more, alone, when the others train again. Failing twice makes a worker unfit, once
-  the others have a ring without it: if one of them turns out to be gone instead, that may have been the reason, and no
-  worker is blamed for it. Nor are several that failed twice together. What a worker says of itself needs no such proof;
+  the others have a ring without it: if one of them turns out to be gone or unfit instead, that may have been the
+  reason, and no worker is blamed for it. Nor are several that failed twice together. What a worker says of itself needs
+  no such proof;
 - **trying**. Where no newcomer is there to suspect, the same ring is tried once more; then one after another is left
   out, the most suspect first, and last one that alone has the newest step: it is no newcomer, either. If the ring makes
   a step without it, that one is unfit.
@@ -151,8 +152,9 @@ def judge(trials: Trials, evidence: Evidence) -> RingBlame:
         judged=evidence.generation,
         strikes=tuple(strike for strike in strikes if strike.worker not in unfit),
     )
-    if unfit:
-        return RingBlame(undecided_no_more(trials), unfit)
+    if unfit:  # one of those that trained may have been why rings with newcomers came to nothing
+        is_new = unfit.keys() <= set(evidence.newcomers)
+        return RingBlame(undecided_no_more(trials) if is_new else not_proven(trials), unfit)
     return RingBlame(trials) if blamed else _try_without(trials, evidence)
 
 

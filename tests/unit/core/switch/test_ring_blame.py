@@ -332,6 +332,18 @@ def test_a_newcomer_that_was_not_seen_to_come_is_not_blamed_where_another_turns_
     assert (job.unfit(), job.record.trials.strikes) == ([], ())
 
 
+def test_a_newcomer_is_not_blamed_for_a_ring_that_failed_with_a_member_that_turns_out_to_be_unfit() -> None:
+    job = training(3)
+    job.ready("w3")
+    job.sit()
+    job.fail(w0="connection reset by peer", w2="connection reset by peer", w3="connection reset by peer", w1="")
+    assert [strike.worker for strike in job.record.trials.strikes] == ["w3"]
+    for _ in range(2):
+        job.fail(w1=ROUTE)
+    assert [worker for worker, _ in job.unfit()] == ["w1"]
+    assert job.record.trials.strikes == ()
+
+
 def test_what_a_newcomer_has_said_of_itself_is_held_against_it_though_another_is_gone() -> None:
     job = training(3)
     job.ready("bad")
