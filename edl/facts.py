@@ -81,7 +81,7 @@ class DriverCounted(Fact, frozen=True, kw_only=True):
 
     def words(self) -> str:
         freed, lost = ", ".join(self.freed), ", ".join(self.given_up)
-        line = f"horovodrun has {self.size} workers" + (f", without {freed}" if freed else "")
+        line = f"horovodrun has {counted(self.size, 'worker')}" + (f", without {freed}" if freed else "")
         return line + (f"; it has given up {lost}" if lost else "")
 
 
@@ -95,7 +95,7 @@ class SizeAsked(Fact, frozen=True, kw_only=True):
 
     def words(self) -> str:
         leavers = f"; to leave: {', '.join(self.leavers)}" if self.leavers else ""
-        return f"{self.before} → {self.size} workers{leavers}"
+        return f"{self.before} → {counted(self.size, 'worker')}{leavers}"
 
 
 class BatchAsked(Fact, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class BatchAsked(Fact, frozen=True, kw_only=True):
     workers: int
 
     def words(self) -> str:
-        return f"{self.before} → {self.batch} samples a step, of {self.workers} workers together"
+        return f"{self.before} → {self.batch} samples a step, of {counted(self.workers, 'worker')} together"
 
 
 class PolicyDecided(Fact, frozen=True, kw_only=True):
@@ -134,7 +134,7 @@ class PolicyDecided(Fact, frozen=True, kw_only=True):
 
     def words(self) -> str:
         replace = ", ".join(self.replace or ())
-        what = f"another worker for {replace}" if replace else f"{self.size} workers"
+        what = f"another worker for {replace}" if replace else counted(self.size, "worker")
         return f"{what}{'' if self.act else ' (as it is)'}: {self.reason}"
 
 
@@ -189,7 +189,7 @@ class SwitchScheduled(Fact, frozen=True, kw_only=True):
         if self.portions:
             new += f" (their state comes in {self.portions} portions)"
         why = f", as {self.why}" if self.why else ""
-        return f"generation {self.next_generation} {step}: {self.size} workers{new}{why}"
+        return f"generation {self.next_generation} {step}: {counted(self.size, 'worker')}{new}{why}"
 
 
 class SwitchPutOff(Fact, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ class Scaled(Fact, frozen=True, kw_only=True, rename={"before": "from", "after":
     asked_ms: int | None = None
 
     def words(self) -> str:
-        line = f"{self.before} → {self.after} workers"
+        line = f"{self.before} → {counted(self.after, 'worker')}"
         if self.pause_ms is not None:
             parts = {"leave": self.leave_ms, "enter": self.enter_ms, "state": self.state_ms}
             known = [f"{name} {part:.0f}" for name, part in parts.items() if isinstance(part, float)]
@@ -475,6 +475,11 @@ class JobFinished(Fact, frozen=True, kw_only=True):
 
 
 FACTS: Mapping[Kind, type[Fact]] = {fact.kind: fact for fact in Fact.__subclasses__()}
+
+
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """Write a number of things: 1 worker, 2 workers."""
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def told(kind: str, details: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from edl.control_characters import one_line, visible
 from edl.events import details_of
+from edl.facts import counted as counted  # noqa: PLC0414 - for the commands, too
 from edl.facts import told
 from edl.launch.job_records import LaunchRecord
 from edl.protocol.checkpoint_record import SavingFailure
@@ -21,11 +22,6 @@ from edl.protocol.record import OVER, JobState, SavingStatus, Status, WorkerStat
 
 DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # the part of a digest that people compare
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
-
-
-def counted(number: int, noun: str, plural: str = "s") -> str:
-    """Write a number of things: 1 worker, 2 workers."""
-    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def stays(size: int) -> str:

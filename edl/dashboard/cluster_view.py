@@ -16,7 +16,8 @@ import msgspec
 from edl.cluster.queue.job_view import JobShown
 from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.queue_entries import QueueEvent
-from edl.dashboard.page_view import Tile, clipped, counted, lasting
+from edl.dashboard.page_view import Tile, clipped, lasting
+from edl.facts import counted
 from edl.scheduler.cluster_client import ClusterStatus, NodeStatus
 
 SPANS: Final = {"10 min": 600, "1 h": 3600, "6 h": 21_600, "1 d": 86_400}

@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from edl.dashboard.page_view import CHANGES_OF_JOB, ROUTINE, PageValues, Tile, ToldEvent, WorkerRow, counted, lasting
+from edl.dashboard.page_view import CHANGES_OF_JOB, ROUTINE, PageValues, Tile, ToldEvent, WorkerRow, lasting
+from edl.facts import counted
 
 BAD: Final = frozenset({"worker_lost", "batch_voided", "diverged", "job_failed", "worker_unfit", "checkpoint_failed"})
 GOOD: Final = frozenset({"scaled", "job_finished", "checkpoint_durable", "worker_ready", "migrated"})

@@ -13,7 +13,7 @@ import msgspec
 
 from edl.dashboard.time_shares import TimeShare, verdict
 from edl.events import details_of
-from edl.facts import told
+from edl.facts import counted, told
 from edl.launch.progress_log import figures_of
 from edl.protocol.record import OVER, Status, WorkerStatus
 from edl.protocol.tally import Doing
@@ -249,11 +249,6 @@ def lasting(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes} min"
     return f"{hours // 24} d {hours % 24} h"
-
-
-def counted(count: int, noun: str) -> str:
-    """Write a number of things: 1 change, 2 changes."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def sized(count: int) -> str:

@@ -14,7 +14,8 @@ import msgspec
 
 from edl.dashboard.page_html import scrolling, tiles
 from edl.dashboard.page_report import alone_in_file
-from edl.dashboard.page_view import Tile, counted
+from edl.dashboard.page_view import Tile
+from edl.facts import counted
 
 VERSION = 1
 

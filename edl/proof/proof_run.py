@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from edl import __version__
-from edl.dashboard.page_view import counted
+from edl.facts import counted
 from edl.proof.host_turns import host_turns
 from edl.proof.machine_facts import machine
 from edl.proof.measured_job import audited, program

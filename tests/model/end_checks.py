@@ -87,7 +87,7 @@ class EndChecks:
             or (no_ring and self._job.struck[SimFault.CUT_OFF] + self._job.struck[SimFault.BREAK_LIMB] > 0)
             or ("from the first mini-batch on" in reason and any(one.astray for one in here))
             or ("no shard of the stream has an item" in reason and self._job.samples_of(1) == 0)
-            or ("workers are left and the job needs" in reason and self._job.durable.limits.minimum > 1)
+            or (" left and the job needs " in reason and self._job.durable.limits.minimum > 1)
         )
 
     def _only_those_astray_are_left(self) -> bool:

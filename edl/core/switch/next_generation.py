@@ -18,6 +18,7 @@ from edl.core.job.observations import Observations
 from edl.core.resize import host_migration
 from edl.core.resize.scale_requests import BOOTING, GOING
 from edl.core.switch.ring_blame import condemned, suspects
+from edl.facts import counted
 from edl.protocol.record import Member, Plan, Record, WorkerState
 
 NAMED: Final = 4  # of a thousand that a reason may be about
@@ -110,7 +111,8 @@ def _following(now: Situation, roster: tuple[str, ...], forced: bool) -> Decisio
     if not any(worker in record.roster or is_ahead(now, worker) for worker in roster):
         return GiveUp(_why_none_has_the_state(now))
     if len(roster) < now.minimum:
-        return TooFew(f"{len(roster)} workers are left and the job needs {now.minimum}")
+        here = f"{counted(len(roster), 'worker')} {'is' if len(roster) == 1 else 'are'}"
+        return TooFew(f"{here} left and the job needs {now.minimum}")
     if instead := _instead(now, roster):
         return instead
     roster = wanted_roster(now, forced, leavers_too=forced)

@@ -405,7 +405,7 @@ def test_events_for_people_and_for_programs(home, capsys):
 @pytest.mark.parametrize(
     ("kind", "details", "words"),
     [
-        ("scale_asked", {"size": 1, "before": 3, "leavers": ["w1", "w2"]}, "3 → 1 workers; to leave: w1, w2"),
+        ("scale_asked", {"size": 1, "before": 3, "leavers": ["w1", "w2"]}, "3 → 1 worker; to leave: w1, w2"),
         ("worker_ready", {"worker": "w3", "joining_ms": 2930, "warming_ms": 480},
          "w3 after 2.9 s of booting and 0.5 s of rehearsing"),
         ("worker_left", {"worker": "w3", "leaving_ms": None}, "w3"),

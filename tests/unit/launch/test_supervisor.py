@@ -492,7 +492,7 @@ def test_a_crash_and_growth_at_once():
 def test_a_job_of_too_few_ends_only_where_no_worker_will_come(restarts):
     supervisor = Supervisor({0: 100, 1: 101}, LIMITS, hosts=True, restarts=restarts)
     play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9))
-    reason = "1 workers are left and the job needs 2"
+    reason = "1 worker is left and the job needs 2"
     short = JobSeen("running", "", {}, 2, 2, 1, frozenset({100}), short=reason, minimum=2)
     told = play(supervisor, short)
     if restarts:
@@ -505,7 +505,7 @@ def test_a_job_of_too_few_ends_only_where_no_worker_will_come(restarts):
         assert supervisor.verdict == LaunchVerdict(1, "failed", reason, cause=LOST)
 
 
-SHORT = JobSeen("running", "", {}, 2, 2, 1, frozenset({100}), short="1 workers are left", minimum=2)
+SHORT = JobSeen("running", "", {}, 2, 2, 1, frozenset({100}), short="1 worker is left", minimum=2)
 
 
 def test_the_leader_may_know_of_a_crash_that_leaves_too_few_before_the_launcher_does():
@@ -524,7 +524,7 @@ def test_a_worker_that_a_job_of_too_few_has_lost_and_that_does_not_exit_is_not_a
         assert supervisor.handle(seen(2, 2, 100, 101), waited_s) == []  # it is back
         assert supervisor.handle(SHORT, waited_s) == []
     assert supervisor.handle(SHORT, 2 * waited_s) == [EndWorkers()]
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "1 workers are left", cause=LOST)
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "1 worker is left", cause=LOST)
 
 
 def test_without_restarts_a_crashed_worker_is_not_started_again_by_growth():

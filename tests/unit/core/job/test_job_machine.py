@@ -271,7 +271,7 @@ def test_below_the_minimum_the_job_waits_for_others_as_long_as_a_boot_may_take()
         job.see(worker, Phase.TRAINING, generation=1)
     job.see("w1", Phase.FAILED, generation=1, reason="ValueError: no")
     assert job.machine.record.state is JobState.RUNNING
-    assert "1 workers are left and the job needs 2" in status_of(job.machine, 1, "w0", {}).reason
+    assert "1 worker is left and the job needs 2" in status_of(job.machine, 1, "w0", {}).reason
     assert job.kinds()[-1] == "too_few_workers"
     job.see("w0", Phase.BROKEN, generation=1, reason="a peer is gone")
     assert job.machine.record.plan is None
