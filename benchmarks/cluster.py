@@ -36,14 +36,12 @@ from edl.cluster.analyzer.speed_analyzer import Analyzer
 from edl.cluster.policies import registry
 from edl.cluster.queue.queue_entries import JobEntry, QueueEvent
 from edl.cluster.queue.shrink_order import yielded
-from edl.cluster.speed_tables import Guess
-from edl.cluster.views import Allotment, ClusterDecision, ClusterPolicy, ClusterView, Node, Speed
-from edl.simulator.change_cost import ChangeCost
-from edl.simulator.courses.iterations import Iterations
+from edl.cluster.views import Allotment, ClusterDecision, ClusterPolicy, ClusterView, Guess, Node, Speed
+from edl.simulator.courses.course import Iterations
 from edl.simulator.simulated_cluster import ClusterSimulation, Conditions
 from edl.simulator.simulated_job import SimulatedJob
 from edl.simulator.simulation_results import Summary, figures_of
-from edl.simulator.trace import Trace, TraceJob
+from edl.simulator.trace import ChangeCost, Trace, TraceJob
 
 # ------------------------------------------------------------------------------------------------------- what jobs cost
 

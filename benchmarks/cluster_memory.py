@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster_queue import memory
-from edl.cluster.queue.queue_bounds import QueueFull
 from edl.cluster.queue.queue_entries import Submission
-from edl.coordination import connect
+from edl.cluster.queue.submission import QueueFull
 from edl.coordination.child_server import ChildServer
 from edl.coordination.local_coordinator import start_local
+from edl.coordination.store import connect
 from edl.coordination.zookeeper_server import HEAP_MIB
 from edl.host.credentials import digest_of
 from edl.scheduler.cluster_client import ClusterClient
@@ -84,7 +84,7 @@ class Trial:
             await server.restart()
 
     async def _client(self, server: ChildServer) -> ClusterClient:
-        queue = QueueStore(await connect.connect(server.coordinator, 10.0), self.environs)
+        queue = QueueStore(await connect(server.coordinator, 10.0), self.environs)
         await queue.prepare()
         return ClusterClient(self.home, self.config, queue)
 

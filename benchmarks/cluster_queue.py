@@ -27,7 +27,7 @@ from edl.cluster.queue.agent_machine import WorkerFound
 from edl.cluster.queue.end_causes import EndEvidence
 from edl.cluster.queue.queue_entries import Submission
 from edl.coordination import zookeeper
-from edl.coordination.local_place import free_port
+from edl.coordination.child_server import free_port
 from edl.coordination.zookeeper_server import LocalServer
 from edl.errors import EdlError
 from edl.host.credentials import digest_of
@@ -35,9 +35,9 @@ from edl.scheduler.agent_process import AgentProcess
 from edl.scheduler.cluster_client import ClusterClient
 from edl.scheduler.cluster_home import ClusterConfig, ClusterHome, NodeGiven, put
 from edl.scheduler.cluster_processes import KEEPER, spawn
-from edl.scheduler.decision_times import told_in
 from edl.scheduler.environ_files import EnvironFiles
 from edl.scheduler.queue_store import QueueStore
+from edl.scheduler.scheduler_loop import told_in
 from edl.scheduler.worker_engine import Ended, Start
 
 SESSION_S = 10.0

@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.real_cluster import LOOK_S, Line, RealCluster
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.queue_entries import JobEntry
+from edl.cluster.queue.queue_entries import JobEntry, JobPhase
 from edl.core.audit.kept_lives import lives
 from edl.core.audit.kept_steps import WorkerAudit
 from edl.protocol.audit_lines import Committed

@@ -26,11 +26,10 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from edl.coordination.connect import connect
 from edl.coordination.coordinator_settings import EMBEDDED, ETCD, ZOOKEEPER, Coordinator, Digest
 from edl.coordination.election import Candidate, read_leader
 from edl.coordination.local_coordinator import start_local
-from edl.coordination.store import Create, Op, Store, Write
+from edl.coordination.store import Create, Op, Store, Write, connect
 from tests.soaks.election_contender import LOG, ROOT
 
 WRITES = 200

@@ -33,8 +33,8 @@ from edl.events import Event, Kind
 from edl.launch.locate_job import Whereabouts, locate
 from edl.proof.measured_job import END_S, NotComeTrue, audited, edl_run, program, wait_true
 from edl.proof.measured_job import MeasuredJob as Job
-from edl.proof.step_notes import Note, compared, set_file
-from edl.proof.step_notes import NotedSteps as Notes
+from edl.proof.step_figures import Note, compared, set_file
+from edl.proof.step_figures import NotedSteps as Notes
 
 __all__ = [
     "END_S",

@@ -81,14 +81,14 @@ from benchmarks.harness import (
 from edl.clock import ManualClock
 from edl.daemon.metrics.families import Family, of_job
 from edl.daemon.metrics.metrics_server import KEPT_S, MetricsServer
-from edl.dashboard.access import Access
 from edl.dashboard.page_feed import Feed
 from edl.dashboard.page_server import PageServer
+from edl.dashboard.site import Access
 from edl.events import Kind
 from edl.host.http_serving import listen
 from edl.host.network import LOOPBACK
 from edl.launch.locate_job import Whereabouts
-from edl.launch.progress_log import Point
+from edl.launch.status_poller import Point
 from edl.protocol.data_nouns import DataCounts
 from edl.protocol.record import JobState, Stable, Status, WorkerState, WorkerStatus
 from edl.protocol.tally import Doing, Rate, Tally, Usage

@@ -42,7 +42,7 @@ from benchmarks.policies_runs import (
 )
 from edl.cluster.policies import registry
 from edl.errors import ConfigError
-from edl.simulator.change_cost import MEASURED
+from edl.simulator.trace import MEASURED
 
 # --------------------------------------------------------------------------------------------------------------- tables
 

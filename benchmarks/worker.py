@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.proof.step_notes import StepNotes, until
+from edl.proof.step_figures import StepNotes, until
 
 DIGITS = Path(__file__).resolve().parents[1] / "data" / "digits" / "digits.csv.gz"
 LAYER_BYTES = 1 << 22  # of ballast

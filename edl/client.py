@@ -33,10 +33,9 @@ from edl import ownership
 from edl.config import Given, Settings
 from edl.errors import ConfigError, EdlError, NoSuchJob, TimedOut, UsageError
 from edl.events import Event, from_flat
-from edl.launch import job_stop
+from edl.launch import locate_job
 from edl.launch.host_slots import parse_rooms
-from edl.launch.job_events import story
-from edl.launch.locate_job import Whereabouts, kept_status, locate, recorded_status
+from edl.launch.locate_job import Whereabouts, kept_status, locate, recorded_status, story
 from edl.outside.job_client import Ack, JobClient, Retry
 from edl.outside.save_requests import PREEMPT_S, PREEMPTED, moved, preempted, saved
 from edl.outside.size_profile import BATCHES, TIMEOUT_S, Profile, Wish, profile
@@ -243,7 +242,7 @@ class Job:
 
     def stop(self) -> None:
         """End the job cleanly; return when it is over."""
-        loop_thread().run(job_stop.stop(self._where, STOP_REASON))
+        loop_thread().run(locate_job.stop(self._where, STOP_REASON))
 
     # --------------------------------------------------------------------------------------------- in the loop's thread
 

@@ -1,6 +1,7 @@
 """Reading of a checkpoint: its manifest, its files' sizes, their checksums, and then its tensors.
 
-Owns: the checks before anything read is used. Does not own: the form of a manifest (`edl.checkpoints.manifest`), nor
+Owns: the checks before anything read is used, and the model as one safetensors file in Hugging Face's layout, which
+exists only when it is whole. Does not own: the form of a manifest (`edl.checkpoints.manifest`), nor
 what becomes of the tensors.
 
 There are three kinds of failure. *Unfinished*: there is no manifest, so it is no checkpoint. *Broken*: the files differ
@@ -12,17 +13,30 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import json
+import os
+import struct
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from edl.checkpoints import manifest as manifests
 from edl.checkpoints.checkpoint_names import MANIFEST, CheckpointName, owner_of
 from edl.checkpoints.checkpoint_paths import JobFolder, Located
 from edl.checkpoints.checkpoint_storage import NotAFile, NotThere, StoredBytes
-from edl.checkpoints.checksum import CHUNK_BYTES, Checksum
-from edl.checkpoints.manifest import MOST_BYTES, Broken, Manifest, Slice, StoredFile
+from edl.checkpoints.manifest import (
+    CHUNK_BYTES,
+    MOST_BYTES,
+    Broken,
+    Checksum,
+    Manifest,
+    Slice,
+    StoredFile,
+    StoredTensor,
+    stored_type,
+)
 from edl.checkpoints.part_layout import PartLayout, lay_out
 from edl.errors import CheckpointError, UsageError
 
@@ -273,3 +287,51 @@ def chosen(looked: Located) -> Chosen:
         why = f"; {best.passed_over[0].reason}" if best.passed_over else ""
         raise CheckpointError(f"no checkpoint of job {folder.job} in {folder.files.where} is durable{why}")
     return Chosen(best.checkpoint, best.passed_over)
+
+
+ALIGNED = 8  # contents begin at a multiple of this
+FORMATS = {"torch": "pt", "tensorflow": "tf"}  # as Hugging Face's libraries call the frameworks
+
+
+class ExportedModel(NamedTuple):
+    tensors: int
+    bytes: int  # of the whole file
+
+
+def export_model(found: Checkpoint, path: Path) -> ExportedModel:
+    """Write the model's tensors of a verified checkpoint to `path`. Raises UsageError, CheckpointError, OSError."""
+    if path.exists():
+        raise UsageError(f"{path} exists already: name another file, or remove it first")
+    tensors = [tensor for tensor in found.manifest.tensors if tensor.belongs == "model"]
+    if not tensors:
+        raise UsageError(f"{found.path} has no model: the script gave edl.Optimizer no model=")
+    header = header_of(tensors, FORMATS.get(found.manifest.framework, found.manifest.framework))
+    working = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with working.open("xb") as file:
+            file.write(header)
+            for tensor in tensors:
+                content = bytearray(tensor.bytes)
+                if content:
+                    found.read(tensor.name, memoryview(content))
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        working.rename(path)
+    finally:
+        working.unlink(missing_ok=True)
+    return ExportedModel(len(tensors), path.stat().st_size)
+
+
+def header_of(tensors: list[StoredTensor], form: str) -> bytes:
+    """Make the header of a file with these tensors in this order. Raises UsageError."""
+    ends = itertools.accumulate((tensor.bytes for tensor in tensors), initial=0)
+    entries: dict[str, Any] = {"__metadata__": {"format": form}}
+    for tensor, begin in zip(tensors, ends, strict=False):
+        if (stored := stored_type(tensor.dtype)) is None:
+            raise UsageError(f"{tensor.name} is of {tensor.dtype}, which a safetensors file cannot hold")
+        offsets = [begin, begin + tensor.bytes]
+        entries[tensor.name] = {"dtype": stored.name, "shape": list(tensor.shape), "data_offsets": offsets}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    length = -(-len(text) // ALIGNED) * ALIGNED
+    return struct.pack("<Q", length) + text.ljust(length)

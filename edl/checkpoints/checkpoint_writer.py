@@ -16,8 +16,17 @@ from edl.checkpoints.checkpoint_names import MANIFEST, CheckpointName, life_file
 from edl.checkpoints.checkpoint_paths import JobFolder
 from edl.checkpoints.checkpoint_reader import Checkpoint
 from edl.checkpoints.checkpoint_storage import AlreadyThere, Chunks
-from edl.checkpoints.checksum import Checksum, chunks_of, summed
-from edl.checkpoints.manifest import MOST_BYTES, Broken, Manifest, Slice, StoredFile, StoredTensor
+from edl.checkpoints.manifest import (
+    MOST_BYTES,
+    Broken,
+    Checksum,
+    Manifest,
+    Slice,
+    StoredFile,
+    StoredTensor,
+    chunks_of,
+    summed,
+)
 from edl.checkpoints.part_layout import PartLayout, PartTitle, lay_out
 from edl.errors import CheckpointError
 

@@ -19,9 +19,8 @@ import msgspec
 
 from edl.checkpoints.checkpoint_names import CheckpointName
 from edl.checkpoints.checkpoint_paths import JobFolder, Located, look
-from edl.checkpoints.checkpoint_reader import Checkpoint, Unfinished, chosen, open_checkpoint
+from edl.checkpoints.checkpoint_reader import Checkpoint, Unfinished, chosen, export_model, open_checkpoint
 from edl.checkpoints.manifest import Broken, Manifest
-from edl.checkpoints.model_export import export_model
 from edl.cli import tables
 from edl.cli.commands import heed_interrupts, located, seconds
 from edl.config import Settings

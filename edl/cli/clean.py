@@ -14,9 +14,8 @@ from edl.cli import tables
 from edl.cli.commands import seconds
 from edl.clock import SystemClock
 from edl.config import Settings
-from edl.coordination import connect
 from edl.coordination.coordinator_settings import Coordinator
-from edl.coordination.store import AccessDenied, Store, StoreRefused
+from edl.coordination.store import AccessDenied, Store, StoreRefused, connect
 from edl.daemon import leftovers
 from edl.daemon.leftovers import Leftovers, Standing
 from edl.errors import ConfigError, NoSuchJob
@@ -44,7 +43,7 @@ class _Place(msgspec.Struct, frozen=True):
     async def opened(self, job: str) -> AsyncIterator[Store]:
         """Open a connection with the secret of `job`, if this machine has it on record."""
         coordinator = opening(self.settings, self.coordinator, job)
-        store = await connect.connect(coordinator, self.settings.session_timeout_s)
+        store = await connect(coordinator, self.settings.session_timeout_s)
         try:
             yield store
         finally:
@@ -70,7 +69,7 @@ async def _clean(place: _Place, older_s: float) -> None:
         await _clean_one(place, place.job, older_s)
         return
     async with AsyncExitStack() as stack:
-        all_jobs = await connect.connect(place.coordinator, place.settings.session_timeout_s)
+        all_jobs = await connect(place.coordinator, place.settings.session_timeout_s)
         stack.push_async_callback(all_jobs.close)
         names = await leftovers.jobs(all_jobs)
     kept: list[str] = []

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from edl.cli import tables
 from edl.cli.cluster_flags import ON_KUBERNETES
-from edl.cli.cluster_handle import home_of, reached
+from edl.cli.cluster_scale import home_of, reached
 from edl.cli.commands import heed_interrupts
 from edl.cli.simulate import parameters_of
-from edl.cluster.queue import usage_accounts
+from edl.cluster.queue import job_view
 from edl.config import Settings
 from edl.coordination.coordinator_settings import from_environment
 from edl.errors import ConfigError, EdlError, UsageError
@@ -229,9 +229,9 @@ def show_accounts(arguments: argparse.Namespace) -> int:
     if arguments.json:
         tables.say_json(found)
     elif arguments.csv:
-        sys.stdout.write(usage_accounts.as_csv(found))
+        sys.stdout.write(job_view.as_csv(found))
     else:
-        tables.table(usage_accounts.COLUMNS, [tuple(map(str, usage_accounts.row(job))) for job in found.jobs])
+        tables.table(job_view.COLUMNS, [tuple(map(str, job_view.row(job))) for job in found.jobs])
     return 0
 
 

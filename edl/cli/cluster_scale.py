@@ -1,6 +1,7 @@
-"""`edl scale` for a job of a cluster: ask the queue, and report progress.
+"""The cluster that a command speaks to, which of its jobs is meant, and `edl scale` for that job.
 
-Owns: which jobs are a cluster's, and the messages. Does not own: how the queue changes a size (`edl.cluster.queue`).
+A command speaks to the cluster of EDL_HOME, or to one at another address. Owns: which jobs are a cluster's, and the
+messages. Does not own: how the queue changes a size (`edl.cluster.queue`).
 """
 
 from __future__ import annotations
@@ -11,18 +12,49 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from edl.cli import tables
-from edl.cli.cluster_handle import home_of, is_remote, reached
+from edl.cli.commands import heed_interrupts
 from edl.cluster.queue.job_view import JobShown
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.queue_entries import WorkerWish
+from edl.cluster.queue.queue_entries import JobPhase, WorkerWish
 from edl.cluster.queue.submission import checked_name
+from edl.config import Settings
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, TimedOut, did_you_mean
 from edl.launch.job_records import find, records
-from edl.scheduler.cluster_access import ReachedCluster
+from edl.scheduler.cluster_access import ClusterHere, ReachedCluster
 from edl.scheduler.cluster_client import PATIENCE_S
-from edl.scheduler.cluster_home import ClusterHome
+from edl.scheduler.cluster_home import OWN, ClusterHome
+
+TOKEN = "token"  # noqa: S105 - name of a file below EDL_HOME
+
+
+def home_of(arguments: argparse.Namespace) -> tuple[Settings, ClusterHome]:
+    """Raises ConfigError."""
+    settings = Settings.from_given(arguments.given, os.environ)
+    home = ClusterHome(settings.home, os.environ.get(OWN) or None)
+    if not is_remote(arguments):
+        home.check()
+    return settings, home
+
+
+def is_remote(arguments: argparse.Namespace) -> bool:
+    return bool(getattr(arguments, "cluster", None))
+
+
+def reached(arguments: argparse.Namespace) -> ReachedCluster:
+    """Raises ConfigError."""
+    settings, home = home_of(arguments)
+    if not is_remote(arguments):
+        if getattr(arguments, "token_file", None) or getattr(arguments, "ca_file", None):
+            raise ConfigError("--token-file and --ca-file go with --cluster URL")
+        return ClusterHere(home, heed_interrupts)
+    from edl.scheduler.remote_cluster import RemoteCluster  # only here: TLS and HTTP
+    from edl.scheduler.tokens import read_token
+
+    token = read_token(Path(arguments.token_file) if arguments.token_file else settings.home / TOKEN)
+    return RemoteCluster(arguments.cluster, token, arguments.ca_file or None)
+
 
 LOOK_S = 1.0
 

@@ -16,10 +16,9 @@ import msgspec
 from edl.cli import tables
 from edl.config import Settings
 from edl.errors import ConfigError, EdlError, TimedOut
-from edl.launch import job_stop
-from edl.launch.job_events import story
+from edl.launch import locate_job
 from edl.launch.job_records import LaunchRecord, records
-from edl.launch.locate_job import Whereabouts, kept_status, locate, read_status
+from edl.launch.locate_job import Whereabouts, kept_status, locate, read_status, story
 from edl.protocol.record import OVER, JobState
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def stop(arguments: argparse.Namespace) -> int:
 
         return cancel_in(cluster, arguments.job, wait=arguments.typed.prog == "edl stop")
     where = located(arguments)
-    tables.say(f"job {where.job} {asyncio.run(job_stop.stop(where, STOP_REASON))}")
+    tables.say(f"job {where.job} {asyncio.run(locate_job.stop(where, STOP_REASON))}")
     return 0
 
 

@@ -17,7 +17,7 @@ import msgspec
 from rich.live import Live
 
 from edl.cli import tables
-from edl.cli.cluster_handle import home_of, is_remote, reached
+from edl.cli.cluster_scale import home_of, is_remote, reached
 from edl.cli.commands import heed_interrupts, located, settings_for
 from edl.cluster.queue.job_view import JobShown
 from edl.config import Settings
@@ -69,9 +69,8 @@ def show_cluster(arguments: argparse.Namespace, listen: Callable[[str, int], soc
 
 
 async def _serve_cluster(arguments: argparse.Namespace, ear: socket.socket) -> None:
-    from edl.dashboard.access import Access
-    from edl.dashboard.cluster_feed import ClusterFeed, LooksHere
-    from edl.dashboard.cluster_server import ClusterPageServer
+    from edl.dashboard.cluster_server import ClusterFeed, ClusterPageServer, LooksHere
+    from edl.dashboard.site import Access
 
     heed_interrupts()
     here = LooksHere(home_of(arguments)[1])
@@ -112,10 +111,9 @@ def port_of(text: str) -> int:
 
 
 async def _serve(where: Whereabouts, settings: Settings, ear: socket.socket, *, act: bool) -> None:
-    from edl.dashboard.access import Access
-    from edl.dashboard.buttons import press
     from edl.dashboard.page_feed import Feed
-    from edl.dashboard.page_server import PageServer
+    from edl.dashboard.page_server import PageServer, press
+    from edl.dashboard.site import Access
 
     def find() -> Whereabouts:
         return locate(settings)

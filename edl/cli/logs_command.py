@@ -11,8 +11,7 @@ import re
 import sys
 import time
 
-from edl.cli.cluster_handle import home_of, is_remote, reached
-from edl.cli.cluster_scale import runs_here
+from edl.cli.cluster_scale import home_of, is_remote, reached, runs_here
 from edl.cli.commands import LOOK_S, cluster_with, located
 from edl.cluster.queue.submission import WORKER, checked_name
 from edl.control_characters import visible_beside_colours

@@ -14,17 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edl.cli import tables
-from edl.cli.cluster_handle import home_of, is_remote, reached
+from edl.cli.cluster_scale import home_of, is_remote, reached
 from edl.cli.command_arguments import TWINS
 from edl.cli.commands import cluster_with, seconds, status
 from edl.cluster.queue.job_view import FINISHED, JobList, JobShown
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.queue_entries import NAME
+from edl.cluster.queue.queue_entries import NAME, JobPhase
 from edl.cluster.queue.submission import USER, JobWish
 from edl.config import Settings
 from edl.errors import ConfigError, EdlError, UsageError
 from edl.launch.job_records import invent
-from edl.launch.job_stop import TIMEOUT_S
+from edl.launch.locate_job import TIMEOUT_S
 from edl.protocol.record import JobState, Status
 from edl.scheduler.cluster_access import ReachedCluster
 from edl.scheduler.environ_files import handed_on

@@ -16,11 +16,10 @@ from edl.cluster.placement import Rule
 from edl.cluster.policies import registry
 from edl.cluster.views import Node
 from edl.errors import ConfigError, UsageError
-from edl.simulator.change_cost import read_cost
 from edl.simulator.simulated_cluster import ClusterSimulation, Conditions, Faults, Played
 from edl.simulator.simulated_fitting import Speeds, Truth
 from edl.simulator.simulation_results import ClusterFigures, figures_of
-from edl.simulator.trace import Trace
+from edl.simulator.trace import Trace, read_cost
 from edl.simulator.traces.trace_kinds import read_trace
 
 NODES = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,4})")

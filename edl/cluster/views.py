@@ -1,17 +1,20 @@
 """The view that a policy has of a cluster: nodes, jobs with their limits, each job's speed; and a policy's decision.
 
 The simulator makes the same views from a trace as a scheduler makes from live jobs. A worker takes one device. Owns:
-the forms. Does not own: where a speed is known from (`edl.cluster.speed_tables`), nor the policies.
+the forms, and speeds that need no fit. Does not own: speeds that are fitted (`edl.cluster.analyzer`), nor the policies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from edl.errors import ConfigError
 
 Placement = dict[str, int]  # node -> workers there
 
@@ -143,3 +146,54 @@ class ClusterPolicy(Protocol):
     """Decide anew from each view. A policy has parameters, and no memory but the notes."""
 
     def decide(self, cluster: ClusterView, now: float) -> ClusterDecision: ...
+
+
+Floats = NDArray[np.float64]
+
+
+class Table:
+    """A table of steps a second at the job's own batch, by workers: linear between two sizes, constant beyond the last.
+
+    A size at which the table has no rate (0) is not used.
+    """
+
+    def __init__(
+        self, steps_s: Mapping[int, float], batch: int = 0, provenance: Provenance = Provenance.MEASURED
+    ) -> None:
+        known = {size: rate for size, rate in sorted(steps_s.items()) if rate > 0}
+        if not known or min(known) < 1:
+            raise ConfigError(f"a table of speeds needs rates above 0 for 1 worker or more, not {dict(steps_s)}")
+        self._sizes = np.array(list(known), dtype=float)
+        self._steps = np.array(list(known.values()), dtype=float)
+        self._batch, self._provenance = batch, provenance
+        self._last: Rates | None = None
+
+    def rates(self, most: int, devices: int, aim: Aim = Aim.PROGRESS) -> Rates:  # noqa: ARG002 - one batch, any node
+        if self._last is None or len(self._last.progress) != most:
+            sizes = np.arange(1, most + 1, dtype=float)
+            steps = np.interp(sizes, self._sizes, self._steps) * np.minimum(sizes / self._sizes[0], 1)
+            self._last = Rates(
+                progress=steps,
+                throughput=steps * max(self._batch, 1),
+                batch=np.full(most, self._batch, dtype=np.int64),
+                sigma=np.zeros(most),
+                provenance=(self._provenance,) * most,
+            )
+        return self._last
+
+
+class Guess:
+    """A guess where no speed is known: each worker adds as much as the first, one unit of work a second."""
+
+    def __init__(self, batch: int = 0) -> None:
+        self._batch = batch
+
+    def rates(self, most: int, devices: int, aim: Aim = Aim.PROGRESS) -> Rates:  # noqa: ARG002 - it is a guess
+        sizes = np.arange(1, most + 1, dtype=float)
+        return Rates(
+            progress=sizes,
+            throughput=sizes,
+            batch=np.full(most, self._batch, dtype=np.int64),
+            sigma=np.log(sizes) + 1,
+            provenance=(Provenance.GUESSED,) * most,
+        )

@@ -1,6 +1,6 @@
 /* A gate before a local ZooKeeper: connections of other users of this machine are closed before Java sees them.
  *
- * Preloaded (LD_PRELOAD) into the server's Java, it takes the place of the C library's `accept`. See gate.py, which
+ * Preloaded (LD_PRELOAD) into the server's Java, it takes the place of the C library's `accept`. See zookeeper_server.py, which
  * tells what it is for. The kernel is asked for the user of the peer's socket by its four numbers. Root, and who runs
  * the server, come in; so does a peer that is on another machine, where the server listens beyond the loopback
  * interface; and everybody where the kernel cannot be asked.

@@ -1,8 +1,9 @@
 """A local coordinator as a child process, with a folder and a lock of its own: its start, its end, and starting again.
 
 Owns: starting the server on a port so that it dies with the launcher, waiting until it serves or ends, its log, and
-unlocking its folder. Does not own: its command line, the check that it serves and whom it serves (`zookeeper_server`,
-`etcd.etcd_server`, `embedded.embedded_server`), nor the folder, the lock and the ports (`local_place`).
+that its folder belongs to this user alone and to one server at a time, and which ports may be used. Does not own: its
+command line, the check that it serves and whom it serves (`zookeeper_server`, `etcd.etcd_server`,
+`embedded.embedded_server`).
 
 The server runs as the user who started it, root included: another user could not reach a folder below this user's home,
 and would own files that must be private.
@@ -12,9 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 from abc import ABC, abstractmethod
@@ -23,8 +27,86 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from edl.coordination.coordinator_settings import Coordinator, Digest
-from edl.coordination.local_place import check_free, free_port, lock_folder, private_folder
 from edl.errors import ConfigError, UsageError
+from edl.file_lock import open_lock, take
+
+LOOPBACK = "127.0.0.1"
+LOCK = "lock"  # the file's name in a folder
+
+_LOCK_S = 3.0
+_LOWEST_PORT = 20_000
+
+
+def free_port(address: str = LOOPBACK) -> int:
+    """Return a port of that address on which no process listens.
+
+    Ports that the kernel gives to outgoing connections are excluded: a client that keeps trying a dead server on such a
+    port will in time be given that very port, connect to itself, and keep the server from coming back.
+    """
+    highest = _first_ephemeral_port() - 1
+    for _ in range(100):
+        port = random.randint(_LOWEST_PORT, highest) if highest > _LOWEST_PORT else 0  # noqa: S311
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ConfigError(f"no free port between {_LOWEST_PORT} and {highest} on {address}")
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 32_768
+
+
+def private_folder(folder: Path) -> Path:
+    """Create the folder for this user only; return its absolute path."""
+    folder = folder.resolve()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+async def lock_folder(folder: Path, name: str) -> int:
+    """Lock the folder, and return the lock's file descriptor. The server inherits the lock, which so outlives a killed
+    launcher. ZooKeeper itself takes no lock, and etcd would wait for its own.
+
+    A server that was just killed holds its lock until its last thread is gone, so this waits up to `_LOCK_S`.
+    """
+    descriptor = open_lock(folder / LOCK)
+    try:
+        async with asyncio.timeout(_LOCK_S):
+            while not take(descriptor):  # noqa: ASYNC110 - the kernel does not tell when a lock is free
+                await asyncio.sleep(0.05)
+    except BaseException as error:
+        os.close(descriptor)
+        if not isinstance(error, TimeoutError):
+            raise
+        raise ConfigError(f"another local {name} runs in {folder}: stop that job, or use another folder") from None
+    return descriptor
+
+
+def is_same(descriptor: int, path: Path) -> bool:
+    """Tell whether the path still leads to this open file or folder. While it is open no other has its number."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
+def check_free(address: str, port: int) -> None:
+    """Raises ConfigError where a server cannot listen."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise ConfigError(f"port {port} on {address} {reason}: name another, or none to have one chosen") from error
+
 
 START_S = 60.0
 _TRIES = 5

@@ -12,8 +12,7 @@ import ssl
 from pathlib import Path
 
 from edl.coordination.coordinator_settings import ETCD, Coordinator, Tls
-from edl.coordination.dialing import run_in_thread, tls_context
-from edl.coordination.peer_user import check_server
+from edl.coordination.dialing import check_server, run_in_thread, tls_context
 
 _PROBE_S = 1.5
 

@@ -1,18 +1,126 @@
-"""Means to connect to servers of every kind: time-outs, blocking calls in threads, TLS.
+"""Means to connect to servers of every kind: time-outs, a limit on concurrent calls, blocking calls in threads, TLS.
 
-Owns: code that knows neither ZooKeeper nor etcd. Does not own: connecting (`kazoo_client`, `etcd.connection`).
+Owns: code that knows neither ZooKeeper nor etcd, and which user has the process at the other end of a TCP connection
+within this machine, as the kernel knows it (`_gate.c` asks the same in a server's process). Does not own: connecting
+(`kazoo_client`, `etcd.etcd_connection`), nor the calls.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import os
+import socket
 import ssl
+import struct
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from edl.coordination.coordinator_settings import Tls
+from edl.errors import StoreUnavailable, UsageError
+
+_FAMILY, _BY_FAMILY, _REQUEST, _NO_COOKIE = 4, 20, 1, b"\xff" * 8  # <linux/netlink.h>, <linux/sock_diag.h>
+_HEAD = struct.Struct("=IHHII")
+_BODY = struct.Struct("=BBxxI")
+_USER_AND_INODE = struct.Struct("=II")
+_AT = _HEAD.size + 4 + 48 + 12  # offset of the user in an answer: after states, both ends, and three numbers
+_LOOK_AGAIN_S = 0.002
+
+
+class ForeignServer(OSError):
+    """The port belongs to another user's server, which took it while ours was down."""
+
+    def __init__(self, user: int) -> None:
+        super().__init__(f"another user's server, uid {user}, has taken its port: have that user free it")
+        self.user = user
+
+
+def check_server(connection: socket.socket, user: int, patience_s: float) -> None:
+    """Return once a process of `user`, or of root, has accepted the connection, or if the kernel cannot tell.
+
+    A connection that no server has accepted yet belongs to no process. Raises ForeignServer, TimeoutError.
+    """
+    until = time.monotonic() + patience_s
+    while (found := _owner(connection.family, connection.getpeername()[:2], connection.getsockname()[:2])) is not None:
+        owner, inode = found
+        if inode and owner in {user, 0}:
+            return
+        if inode:
+            raise ForeignServer(owner)
+        if time.monotonic() > until:
+            raise TimeoutError("the server does not take the connection")
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _owner(family: int, here: tuple[str, int], there: tuple[str, int]) -> tuple[int, int] | None:
+    """Ask the kernel for user and inode of the socket whose own end is `here` and whose peer is `there`; None if there
+    is no such socket, or the kernel does not answer.
+    """
+    ends = struct.pack("!HH", here[1], there[1])
+    ends += b"".join(_packed(family, address).ljust(16, b"\0") for address, _ in (here, there))
+    request = _BODY.pack(family, socket.IPPROTO_TCP, 0xFFFF_FFFF) + ends + bytes(4) + _NO_COOKIE
+    with contextlib.suppress(OSError), socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _FAMILY) as kernel:
+        kernel.settimeout(1.0)
+        kernel.send(_HEAD.pack(_HEAD.size + len(request), _BY_FAMILY, _REQUEST, 1, 0) + request)
+        answer = kernel.recv(8192)
+        if _HEAD.unpack_from(answer)[1] == _BY_FAMILY:
+            user, inode = _USER_AND_INODE.unpack_from(answer, _AT)
+            return user, inode
+    return None
+
+
+def _packed(family: int, address: str) -> bytes:
+    return socket.inet_pton(family, address.partition("%")[0])
+
+
+class CallLimit:
+    """A limit of `at_once` concurrent calls; further calls wait as long as the coordinator answers those before them.
+
+    A call's time-out begins when its turn comes, so a long queue is not taken for a silent coordinator. If a call is
+    not answered in time, all calls that waited meanwhile give up with it, so that none waits through one time-out after
+    another.
+    """
+
+    def __init__(self, at_once: int, answered_within_s: float) -> None:
+        self._places = asyncio.Semaphore(at_once)
+        self._answered_within_s = answered_within_s
+        self._last_silence = -math.inf
+        self._pid = os.getpid()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn and hold it. Raises TimeoutError if the work in it takes too long, or if another call timed
+        out while this one waited.
+        """
+        loop = asyncio.get_running_loop()
+        came = loop.time()
+        async with self._places:  # first come, first served
+            if self._last_silence >= came:
+                raise TimeoutError
+            try:
+                async with asyncio.timeout(self._answered_within_s):
+                    yield
+            except TimeoutError:
+                self._last_silence = loop.time()
+                raise
+
+    @asynccontextmanager
+    async def call(self, hosts: str, *, closed: bool) -> AsyncIterator[None]:
+        """Hold a turn for a call of a store, which may be `closed`. Each error is one of the port."""
+        if os.getpid() != self._pid:
+            raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
+        if closed:
+            raise StoreUnavailable("the store is closed")
+        try:
+            async with self.turn():
+                yield
+        except TimeoutError as error:
+            raise StoreUnavailable(f"no answer from the coordinator {hosts} in time") from error
+
 
 RECONNECT_MAX_S = 0.5
 """Between two attempts to connect. kazoo's own bound is an hour, gRPC's two minutes: clients came back half a minute

@@ -1,7 +1,8 @@
 """A kazoo client with safe settings, and the way from its threads to an event loop.
 
-Owns: the client's settings, its connections (time-outs, TLS), what it may log, and the conversion of its asynchronous
-results to awaitable ones. Does not own: the port (`zookeeper`). docs/decisions/kazoo.md names its traps.
+Owns: the client's settings, its connections (time-outs, TLS), what it may log, the conversion of its asynchronous
+results to awaitable ones, and of its errors to the port's. Does not own: the port (`zookeeper`).
+docs/decisions/kazoo.md names its traps.
 
 kazoo's threads run no code of ours beyond `loop.call_soon_threadsafe`.
 """
@@ -18,16 +19,44 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kazoo.client import KazooClient, KazooState
-from kazoo.exceptions import KazooException
-from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    ConnectionLoss,
+    KazooException,
+    NoAuthError,
+    NoChildrenForEphemeralsError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionClosedRequireSaslError,
+    SessionExpiredError,
+    SessionMovedError,
+    ThrottledOpError,
+)
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.serialization import Auth
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
 from edl.coordination.coordinator_settings import Coordinator
-from edl.coordination.dialing import RECONNECT_MAX_S, patience_s, run_in_thread, tell, tls_context
-from edl.coordination.peer_user import check_server
-from edl.coordination.store import Link
+from edl.coordination.dialing import RECONNECT_MAX_S, check_server, patience_s, run_in_thread, tell, tls_context
+from edl.coordination.store import (
+    AccessDenied,
+    Link,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Op,
+    StoreRefused,
+    VersionConflict,
+    parent_of,
+)
+from edl.errors import EdlError, PeerError, StoreUnavailable, UsageError
 
 _LINKS = {
     KazooState.CONNECTED: Link.CONNECTED,
@@ -179,3 +208,46 @@ class _Discreet(logging.Filter):
 
 _LOG = logging.getLogger("edl.coordination.kazoo")
 _LOG.addFilter(_Discreet())
+
+
+KAZOO_ERRORS = (KazooException, KazooTimeoutError)
+"""All errors with which a request of kazoo's can end."""
+
+_REFUSALS: dict[type[KazooException], type[StoreRefused]] = {
+    NodeExistsError: NodeExists,
+    NoNodeError: NoNode,
+    BadVersionError: VersionConflict,
+    NotEmptyError: NotEmpty,
+}
+
+_NO_ACCESS = (NoAuthError, AuthFailedError, SessionClosedRequireSaslError)
+
+# The operation may have been carried out, or it was not carried out and may be retried.
+_NO_ANSWER = (
+    ConnectionLoss,
+    KazooTimeoutError,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    SessionExpiredError,  # and ConnectionClosedError, a subclass
+    SessionMovedError,
+    ThrottledOpError,
+)
+
+
+def translate(error: Exception, path: str, op: Op | None = None) -> EdlError:
+    """Return the port's error for an error of kazoo's."""
+    for theirs, ours in _REFUSALS.items():
+        if isinstance(error, theirs):
+            return ours(path, op)
+    if isinstance(error, _NO_ACCESS):
+        return AccessDenied(path)
+    if isinstance(error, NoChildrenForEphemeralsError):
+        return UsageError(f"{parent_of(path)} is ephemeral and can have no children")
+    if isinstance(error, _NO_ANSWER):
+        return StoreUnavailable(f"the connection to the coordinator broke ({type(error).__name__})")
+    return PeerError(f"the coordinator fails at {path}: {error!r}")
+
+
+def is_culprit(result: object) -> bool:
+    """Tell whether this result made its transaction fail; kazoo returns such errors rather than raise them."""
+    return isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency)

@@ -1,14 +1,16 @@
 """The store port: a small tree of nodes with versions, sessions, watches and fenced transactions.
 
 Owns: the vocabulary (nodes, operations, the state of the link, errors) and the guarantees of every implementation;
-`tests/contract` checks them on each. Does not own: any implementation (`zookeeper`, `memory`), nor what the nodes mean
-(`edl.protocol`, `election`).
+`tests/contract` checks them on each. Which implementation goes with which address is here, too; only the one in use
+is imported. Does not own: any implementation (`zookeeper`, `memory_store`), nor what the nodes mean (`edl.protocol`,
+`election`).
 
 A store belongs to one event loop. Every method is called on it, and every callback is delivered on it.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,6 +18,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from edl.coordination.coordinator_settings import EMBEDDED, ETCD, ZOOKEEPER, Coordinator
 from edl.errors import ConfigError, EdlError, UsageError
 
 ANY: Final = -1
@@ -233,3 +236,17 @@ def check_ops(ops: Sequence[Op]) -> None:
 def parent_of(path: str) -> str:
     """Return the parent's path; the parent of / is / itself."""
     return path.rpartition("/")[0] or "/"
+
+
+MODULES: Final = {
+    ZOOKEEPER: "edl.coordination.zookeeper",
+    ETCD: "edl.coordination.etcd.etcd_store",
+    EMBEDDED: "edl.coordination.embedded.embedded_store",
+}
+
+
+async def connect(settings: Coordinator, session_timeout_s: float, *, connect_timeout_s: float = 10.0) -> Store:
+    """Open a store with a new session. Raises `ConfigError`, `AccessDenied` and others as the implementations do."""
+    implementation = importlib.import_module(MODULES[settings.kind])
+    store: Store = await implementation.connect(settings, session_timeout_s, connect_timeout_s=connect_timeout_s)
+    return store

@@ -1,7 +1,7 @@
 """The common part of the stores whose changes are all transactions: calls, watches and the link.
 
 Owns: how the port's calls become transactions, and that watches last and merge. Does not own: reaching the server
-(`memory_store`, `embedded.embedded_store`, `etcd.etcd_store`), nor what a transaction does (`node_tree`).
+(`memory_store`, `embedded.embedded_store`, `etcd.etcd_store`), nor what a transaction does (`store_state`).
 """
 
 from __future__ import annotations

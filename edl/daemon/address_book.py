@@ -29,8 +29,7 @@ from edl.protocol.assignment import Orders
 from edl.protocol.leader_messages import Addresses, AskAddresses, Phase, clipped
 from edl.protocol.ring_places import Peer, Place
 from edl.protocol.trainer_messages import TrainerStatus
-from edl.transport.call_errors import Reason, Refusals, Refused
-from edl.transport.transport_port import Caller
+from edl.transport.call_errors import Caller, Reason, Refusals, Refused
 
 logger = logging.getLogger("edl")
 

@@ -25,24 +25,22 @@ import msgspec
 
 from edl.clock import SystemClock
 from edl.config import Settings
-from edl.coordination import connect
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.election import Reign
 from edl.coordination.memory_store import MemoryServer
-from edl.coordination.store import Store
+from edl.coordination.store import Store, connect
 from edl.core.job.lead_times import LeadTimes
 from edl.core.worker.observed_trainer import DIED
 from edl.daemon.address_book import AddressBook, Here, JobKeys, located, through_with
 from edl.daemon.driver_link import DriverLink
 from edl.daemon.gc_pacing import collect_regularly, collect_seldom
 from edl.daemon.host_watch import HostProcesses, HostWatch, Process
-from edl.daemon.leader_session import Candidacy, LeaderSession
+from edl.daemon.leader_session import Candidacy, LeaderSession, PresenceNode
 from edl.daemon.leader_shell import Leader, LeaderConfig
 from edl.daemon.leadership import Leadership
 from edl.daemon.limb_seats import LimbSeat, LimbSeats
 from edl.daemon.part_store import PartStore, resumed_from
 from edl.daemon.policy_loader import Code, job_policy, own_code
-from edl.daemon.presence_node import PresenceNode
 from edl.daemon.roll_caller import RollCaller
 from edl.daemon.trainer_view import TrainerView
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
@@ -63,7 +61,7 @@ from edl.transport.rpc import Client, Server
 from edl.transport.service import Call
 
 if TYPE_CHECKING:
-    from edl.daemon.metrics.metrics_address import MetricsOffer
+    from edl.daemon.metrics.metrics_server import MetricsOffer
 
 logger = logging.getLogger("edl")
 
@@ -146,7 +144,7 @@ class Daemon:
             return MemoryServer().connect()
         if self._anew:
             return await self._connect_in_time(coordinator)
-        return await connect.connect(coordinator, self._settings.session_timeout_s)
+        return await connect(coordinator, self._settings.session_timeout_s)
 
     async def _connect_in_time(self, coordinator: Coordinator) -> Store:
         """Connect again and again to a coordinator that the daemon before had a session at."""
@@ -155,7 +153,7 @@ class Daemon:
         session_s, gone_at = self._settings.session_timeout_s, None
         while True:
             try:
-                return await connect.connect(coordinator, session_s)
+                return await connect(coordinator, session_s)
             except ConfigError as error:
                 if self._trainer_gone.is_set():
                     gone_at = self._clock.now() if gone_at is None else gone_at
@@ -227,7 +225,7 @@ class Daemon:
         settings = self._settings
         if settings.metrics_port is None:
             return None
-        from edl.daemon.metrics.metrics_address import MetricsOffer
+        from edl.daemon.metrics.metrics_server import MetricsOffer
 
         offer = MetricsOffer(self._job, self._worker, self._clock, None if settings.job is None else settings.job_home)
         try:

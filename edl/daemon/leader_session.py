@@ -1,7 +1,8 @@
 """A worker's conversation with the leader of the job.
 
-Owns: finding the leader, registering with it, reporting to it, receiving its orders, and beginning anew when it
-changes. Does not own: the report's contents (`edl.daemon.trainer_view`), nor the meaning of orders.
+Owns: the nodes by which the coordinator knows that this daemon lives, finding the leader, registering with it,
+reporting to it, receiving its orders, and beginning anew when it changes. Does not own: the report's contents
+(`edl.daemon.trainer_view`), nor the meaning of orders.
 
 Every message is whole and may be repeated, so that a lost answer or a new leader needs no special care (I9).
 """
@@ -12,17 +13,17 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from edl.clock import SystemClock
+from edl.clock import Clock, SystemClock
 from edl.coordination.election import leader_path, read_leader, strike_off_first
-from edl.coordination.store import Store
+from edl.coordination.store import Create, Delete, Link, NodeExists, Store, StoreRefused
 from edl.core.job.lead_times import LeadTimes, going_report_period_s, report_period_s
 from edl.core.worker.next_move import are_newer
 from edl.core.worker.observed_trainer import CALM_S
-from edl.daemon.port_probe import refuses
+from edl.daemon.roll_caller import refuses
 from edl.daemon.trainer_view import TrainerView
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.protocol import leader_messages as say
@@ -199,3 +200,43 @@ async def _is_dead(ident: str) -> bool:
 def _differs(observation: say.Observation, sent: say.Observation | None) -> bool:
     """Tell whether the observations differ in more than the trainer's usage."""
     return sent is None or msgspec.structs.replace(observation, usage=sent.usage, at=sent.at) != sent
+
+
+class PresenceNode:
+    """The presence nodes of one daemon."""
+
+    def __init__(self, store: Store, clock: Clock, marks: Mapping[str, bytes]) -> None:
+        """Watch the connection, which has just come. `marks`: the nodes and their values."""
+        self._store = store
+        self._clock = clock
+        self._marks = marks
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watch = store.watch_link(self._on_link)
+        self.restored_at = clock.now()
+        """When the present connection to the coordinator was made."""
+
+    async def begin(self) -> None:
+        """Create the nodes in this session. Nodes of an earlier session of this daemon are replaced in one
+        transaction.
+        """
+        for path, value in self._marks.items():
+            try:
+                await self._store.create(path, value, ephemeral=True)
+            except NodeExists:
+                await self._store.commit([Delete(path), Create(path, value, ephemeral=True)])
+
+    def close(self) -> None:
+        """Stop; the nodes stay until the session ends."""
+        self._watch.close()
+
+    def _on_link(self, link: Link) -> None:
+        if link is Link.CONNECTED:
+            self.restored_at = self._clock.now()
+            self._tasks.add(task := asyncio.ensure_future(self._begin_again()))
+            task.add_done_callback(self._tasks.discard)
+
+    async def _begin_again(self) -> None:
+        with contextlib.suppress(StoreUnavailable, StoreRefused):  # the link changes again, and this is called again
+            nodes = [await self._store.read(path) for path in self._marks]
+            if any(node is None or node.owner != self._store.session for node in nodes):
+                await self.begin()

@@ -39,9 +39,8 @@ from edl.daemon import leftovers
 from edl.daemon.part_store import Publisher
 from edl.daemon.policy_loader import Code
 from edl.daemon.policy_runner import PolicyRunner
-from edl.daemon.port_probe import PortProbe
-from edl.daemon.record_store import RecordStore, patiently
-from edl.daemon.resignation_writer import forget
+from edl.daemon.record_store import RecordStore, forget, patiently
+from edl.daemon.roll_caller import PortProbe
 from edl.errors import Fenced, StoreUnavailable
 from edl.facts import LeaderElected
 from edl.protocol import leader_messages as say

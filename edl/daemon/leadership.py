@@ -19,7 +19,7 @@ from edl.clock import Clock
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.store import Store
 from edl.daemon.leader_shell import Leader, LeaderConfig
-from edl.daemon.resignation_writer import ResignationWriter, reason_of
+from edl.daemon.record_store import ResignationWriter, reason_of
 from edl.protocol import leader_messages, node_paths
 from edl.protocol.record import Status
 from edl.transport.call_errors import Reason, Refused

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from edl.daemon import policy_wire as wire
+from edl.daemon import policy_process as wire
 from edl.host.host_processes import die_with_parent
 from edl.policy.autoscale_parser import GROUP
 

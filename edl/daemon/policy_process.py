@@ -1,6 +1,7 @@
 """Run a user's policy in a process of its own: it may raise, hang or end, and does no harm.
 
-Owns: that process, and that each question has a bound. Does not own: the questions (`edl.daemon.policy_runner`).
+Owns: that process, the messages to it (msgpack in frames, and never a pickle), and that each question has a bound. Does
+not own: the questions (`edl.daemon.policy_runner`).
 
 The methods block, for at most BOOT_S or DECIDE_S: call them on a thread. Make the process on the main thread, though,
 as it ends with the thread that made it (`edl.host.host_processes.die_with_parent`).
@@ -13,20 +14,84 @@ import math
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
 
-from edl.daemon import policy_wire as wire
 from edl.errors import ConfigError, EdlError
 from edl.policy.policy_job_view import Decision, View
 
-A = TypeVar("A", wire.Loaded, wire.Decided, wire.Tabulated)
+LENGTH: Final = struct.Struct(">I")
+LONGEST: Final = 4 * 1024 * 1024  # longest frame: the view of a few thousand workers
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """The first message: import this code. The class that it names is instantiated."""
+
+    file: str  # the path it was read from, for tracebacks; empty: `attribute` is an entry point
+    source: bytes
+    attribute: str
+    is_class: bool
+
+
+class AskPolicy(msgspec.Struct, frozen=True, tag="ask"):
+    """Ask the policy for a decision."""
+
+    view: View
+
+
+class Tabulate(msgspec.Struct, frozen=True, tag="tabulate"):
+    """Ask for a function's values for 1 to `most` workers."""
+
+    most: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """The code is imported, and can be asked."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The user's code is wrong, or has raised."""
+
+    reason: str
+
+
+class Decided(msgspec.Struct, frozen=True, tag="decided"):
+    """The policy's decision; None: no opinion."""
+
+    decision: Decision | None
+
+
+class Tabulated(msgspec.Struct, frozen=True, tag="tabulated"):
+    """The batch of all workers, by their number."""
+
+    table: tuple[tuple[int, int], ...]
+
+
+Question = Load | AskPolicy | Tabulate
+Answer = Loaded | Failed | Decided | Tabulated
+
+
+def encode(said: msgspec.Struct) -> bytes:
+    """Encode a frame. Raises TypeError for values of the user's code that are neither number nor text."""
+    body = msgspec.msgpack.encode(said, enc_hook=_plain)
+    return LENGTH.pack(len(body)) + body
+
+
+def _plain(value: Any) -> Any:
+    """Convert numbers of numpy and the like to Python's."""
+    if callable(getattr(value, "item", None)):
+        return value.item()
+    raise TypeError(f"{value!r} is neither a number nor a text")
+
+
+A = TypeVar("A", Loaded, Decided, Tabulated)
 
 BOOT_S: Final = 30.0  # for a user's imports, of a framework too
 DECIDE_S: Final = 5.0
@@ -59,7 +124,7 @@ class PolicyProcess:
     def __init__(self, code: Code) -> None:
         self._code = code
         self._turn = threading.Lock()
-        self._answers = msgspec.msgpack.Decoder(wire.Answer)
+        self._answers = msgspec.msgpack.Decoder(Answer)
         argv = [sys.executable, "-P", "-m", "edl.daemon.policy_child", str(os.getpid())]
         self._process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
@@ -94,20 +159,20 @@ class PolicyProcess:
         """Let it import the code. Raises ConfigError."""
         code = self._code
         try:
-            self._ask(wire.Load(code.file, code.source, code.attribute, is_class), BOOT_S, wire.Loaded)
+            self._ask(Load(code.file, code.source, code.attribute, is_class), BOOT_S, Loaded)
         except PolicyFailed as error:
             raise self._wrong(error) from None
 
     def decide(self, view: View) -> Decision | None:
         """Decide as any policy does. Raises PolicyFailed."""
-        answer = self._ask(wire.AskPolicy(view), DECIDE_S, wire.Decided)
+        answer = self._ask(AskPolicy(view), DECIDE_S, Decided)
         return None if answer.decision is None else _checked(answer.decision)
 
     def table(self, most: int) -> tuple[tuple[int, int], ...]:
         """Tabulate a function from numbers of workers to the batch. Raises ConfigError."""
         self.load(is_class=False)
         try:
-            answer = self._ask(wire.Tabulate(most), BOOT_S, wire.Tabulated)
+            answer = self._ask(Tabulate(most), BOOT_S, Tabulated)
         except PolicyFailed as error:
             raise self._wrong(error) from None
         return answer.table
@@ -117,12 +182,12 @@ class PolicyProcess:
 
     # ------------------------------------------------------------------------------------------------- how it is asked
 
-    def _ask(self, question: wire.Question, patience_s: float, expected: type[A]) -> A:
+    def _ask(self, question: Question, patience_s: float, expected: type[A]) -> A:
         deadline = time.monotonic() + patience_s
-        answer: wire.Answer
+        answer: Answer
         with self._turn:
             try:
-                self._send(wire.encode(question), deadline)
+                self._send(encode(question), deadline)
                 answer = self._answers.decode(self._receive(deadline))
             except TimeoutError:
                 raise PolicyFailed(f"has not answered within {patience_s:g} s") from None
@@ -130,7 +195,7 @@ class PolicyProcess:
                 raise PolicyFailed(f"gave an answer that is none: {error}") from None
             except (OSError, ValueError, EOFError):  # ValueError: closed
                 raise PolicyFailed("has ended: its process is gone") from None
-        if isinstance(answer, wire.Failed):
+        if isinstance(answer, Failed):
             raise PolicyFailed(answer.reason.removeprefix("it "))
         if not isinstance(answer, expected):
             raise PolicyFailed("gave an answer to another question")
@@ -144,8 +209,8 @@ class PolicyProcess:
                 left = left[os.write(self._to, left) :]
 
     def _receive(self, deadline: float) -> bytes:
-        (length,) = wire.LENGTH.unpack(self._read(wire.LENGTH.size, deadline))
-        if length > wire.LONGEST:
+        (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline))
+        if length > LONGEST:
             raise PolicyFailed(f"gave an answer of {length} bytes")
         return self._read(length, deadline)
 

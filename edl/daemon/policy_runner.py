@@ -23,8 +23,7 @@ from edl.policy.autoscale_parser import Choice
 from edl.policy.policy_engine import Engine, Pacing, Ruling
 from edl.policy.policy_job_view import Policy, View
 from edl.policy.stragglers import Straggler, UnevenPaces, WorkerPaces
-from edl.policy.throughput_meter import Meter
-from edl.policy.worker_time import Seated, WorkerTimes
+from edl.policy.throughput_meter import Meter, Seated, WorkerTimes
 from edl.protocol.record import JobState, WorkerState
 
 LOOK_S: Final = 1.0

@@ -14,11 +14,11 @@ from typing import Final
 
 import msgspec
 
+from edl.dashboard.page_feed import MOST, NAMES, thinned
 from edl.dashboard.page_html import Line, lines_picture, scrolling, size_steps, state, time_bar
 from edl.dashboard.page_report import alone_in_file
 from edl.dashboard.page_view import PageValues, Tile, lasting
-from edl.dashboard.series import MOST, NAMES, thinned
-from edl.launch.progress_log import Point
+from edl.launch.status_poller import Point
 
 MARKS: Final = ("first", "second")  # classes of lines, and of their keys
 EMPTY: Final = '<p class="empty">neither job has it on record</p>'

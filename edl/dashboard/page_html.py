@@ -28,7 +28,7 @@ class Charts(msgspec.Struct, frozen=True):
     """The data of the charts, which `shipped/page.js` reads."""
 
     size: Any  # {"at": [...], "size": [...], "changes": [...]}
-    series: Any  # `edl.dashboard.series.Series`
+    series: Any  # `edl.dashboard.page_feed.Series`
 
 
 class Controls(msgspec.Struct, frozen=True):

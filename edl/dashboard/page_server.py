@@ -1,13 +1,14 @@
 """The server of a job's page: starlette on uvicorn, on loopback.
 
-Owns: the answers. Does not own: access (`edl.dashboard.access`), what is shown (`edl.dashboard.page_feed`), nor the
-actions of buttons (`edl.dashboard.buttons`).
+Owns: the answers, and the actions of buttons: those of `edl scale`, `edl checkpoint` and `edl stop`, and no others.
+Does not own: access (`edl.dashboard.site`), nor what is shown (`edl.dashboard.page_feed`).
 
 A browser that lost its connection sends the number of the last event it has seen, and gets the events after it.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -17,11 +18,47 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from edl.dashboard import page_feed, page_html
-from edl.dashboard.access import HEADERS, Access
 from edl.dashboard.page_feed import Feed
 from edl.dashboard.page_report import report
 from edl.dashboard.page_view import change_of, event_of
-from edl.dashboard.site import BEAT_S, GuardedSite, message, plain
+from edl.dashboard.site import BEAT_S, HEADERS, Access, GuardedSite, message, plain
+from edl.errors import EdlError
+from edl.launch import locate_job
+from edl.launch.locate_job import Whereabouts
+from edl.outside.job_client import Ack, Retry
+
+STOP_REASON = "stopped from its page"
+ASK_S = 10.0
+
+
+async def press(locate: Callable[[], Whereabouts], what: str) -> str:
+    """Carry out the button `what`; return the result in one line."""
+    try:
+        where = locate()
+        match what:
+            case "grow":
+                async with where.client() as job:
+                    return _asked(await job.scale_out(1, timeout_s=ASK_S))
+            case "shrink":
+                async with where.client() as job:
+                    return _asked(await job.scale_in(1, timeout_s=ASK_S))
+            case "checkpoint":
+                async with where.client() as job:
+                    await job.checkpoint(f"page-{secrets.token_hex(8)}", ASK_S)
+                return "a checkpoint is asked for"
+            case "stop":
+                return f"job {where.job} {await locate_job.stop(where, STOP_REASON)}"
+            case _:
+                return "there is no such button"
+    except EdlError as error:
+        return str(error)
+
+
+def _asked(answer: Ack | Retry) -> str:
+    if isinstance(answer, Retry):
+        return answer.reason
+    return "1 worker is asked for" if answer.target == 1 else f"{answer.target} workers are asked for"
+
 
 HEAD: Final = (
     '<link rel="icon" href="data:,"><link rel="stylesheet" href="uPlot.min.css">'

@@ -18,11 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.exports.curves import Curves, lives_of
-from edl.exports.event_filter import Numbered, Teller
+from edl.exports.curves import Curves, Numbered, Teller, lives_of
 from edl.exports.switches import Switch, Switches
 from edl.launch.job_records import Folder
-from edl.launch.progress_log import Point
+from edl.launch.status_poller import Point
 
 LOOK_S: Final = 0.5
 

@@ -1,6 +1,6 @@
 """A job's curves and events as TensorBoard reads them: DIR/JOB, and DIR/JOB/events for the text.
 
-Owns: the form of the files. Does not own: what is written (`edl.exports.curves`, `edl.exports.event_filter`).
+Owns: the form of the files. Does not own: what is written (`edl.exports.curves`, `edl.exports.curves`).
 
 The record writer and the messages are tensorboard's own. TensorFlow is not imported, as tensorboard's writer of whole
 files would do if it could. Each part that may void earlier steps is a file of its own, because TensorBoard reads the
@@ -21,8 +21,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_p
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from edl.events import details_of
-from edl.exports.curves import Anew, Item, StepRow
-from edl.exports.event_filter import Numbered
+from edl.exports.curves import Anew, Item, Numbered, StepRow
 from edl.facts import told
 
 TEXT = "job/events"

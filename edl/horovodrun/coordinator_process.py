@@ -24,9 +24,8 @@ import edl
 from edl.clock import SystemClock
 from edl.config import Settings
 from edl.config.settings import check_home
-from edl.coordination import connect
 from edl.coordination.coordinator_settings import Coordinator
-from edl.coordination.store import Store
+from edl.coordination.store import Store, connect
 from edl.errors import ConfigError, EdlError
 from edl.host.host_processes import process_start_time, spawn_daemon
 from edl.host.network import address_of
@@ -109,7 +108,7 @@ class CoordinatorProcess:
 
     async def _keep(self, coordinator: Coordinator) -> tuple[str, str]:
         """Watch the job; return how it ended, and why."""
-        store = await connect.connect(coordinator, self._settings.session_timeout_s)
+        store = await connect(coordinator, self._settings.session_timeout_s)
         try:
             async with JobClient(coordinator, self._record.job, self._settings.secret()) as client:
                 watch = JobWatch(client, self._folder, self._seen, _say)

@@ -1,7 +1,8 @@
 """The process that horovodrun's driver takes for a worker.
 
-Owns: the trainer's process and its output, the conversation with the driver, and its own exit status. Does not own: the
-decisions (`edl.horovodrun.proxy_machine`), nor the worker's part in the job (its daemon's).
+Owns: the trainer's process, its output to horovodrun, and to a file once horovodrun is gone, the conversation with the
+driver, and its own exit status. Does not own: the decisions (`edl.horovodrun.proxy_machine`), nor the worker's part in
+the job (its daemon's).
 
 Everything runs in the main thread's loop: the kernel ties a trainer's life to the thread that started it.
 """
@@ -15,6 +16,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -28,8 +30,7 @@ from edl.clock import SystemClock
 from edl.config import Settings
 from edl.errors import EdlError, PeerError
 from edl.horovodrun.driver_requests import Driver, HostUpdates
-from edl.horovodrun.find_coordinator import WayToMeeting
-from edl.horovodrun.parent_processes import Launcher
+from edl.horovodrun.find_coordinator import Launcher, WayToMeeting
 from edl.horovodrun.proxy_machine import (
     DriverGone,
     EndAsked,
@@ -43,16 +44,61 @@ from edl.horovodrun.proxy_machine import (
     StartTrainer,
     TrainerEnded,
 )
-from edl.horovodrun.trainer_output import OutputReader, TrainerOutput
 from edl.host import horovodrun_env
 from edl.host.credentials import coordinator_of
 from edl.host.host_processes import watch_exit
 from edl.host.network import address_of
 from edl.launch.job_records import OVER
-from edl.launch.worker_output import LinePrefixer, LineTarget, Printer, ToldOnce, forward_file
+from edl.launch.worker_output import LinePrefixer, LineTarget, Printer, Sink, ToldOnce, forward_file
 from edl.protocol.leader_messages import Ask, Word
 from edl.protocol.record import Status, WorkerState
 from edl.transport.pipe import Connection, PipeServer
+
+
+class TrainerOutput(Sink):
+    """A sink that outlives its reader."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor)
+        self.spare: Path | None = None
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        if self.broken and self.spare is not None:
+            self.spare.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = os.open(self.spare, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self.reopen(file)
+            self.spare = None
+            super().write(data)
+
+
+class OutputReader:
+    """Call `lost` once, on the running loop, when all of `descriptors` that are pipes have lost their readers.
+
+    On a remote host nothing else tells of the end of the ssh by which horovodrun has started this process: neither
+    killing horovodrun nor Ctrl-C sends a signal there, and sshd only closes the pipes.
+    """
+
+    def __init__(self, descriptors: Sequence[int], lost: Callable[[], object]) -> None:
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._heard = {descriptor for descriptor in descriptors if stat.S_ISFIFO(os.fstat(descriptor).st_mode)}
+        for descriptor in self._heard:
+            # an error is all that a writing end can report
+            self._loop.add_reader(descriptor, self._on_error, descriptor)
+
+    def stop(self) -> None:
+        """Stop the calls. Harmless twice."""
+        for descriptor in self._heard:
+            self._loop.remove_reader(descriptor)
+        self._heard = set()
+
+    def _on_error(self, descriptor: int) -> None:
+        self._loop.remove_reader(descriptor)
+        self._heard.discard(descriptor)
+        if not self._heard:
+            self._lost()
+
 
 DOUBT_S = 0.5  # after a SIGTERM: whether the driver that sent it is about to die
 LOOK_S = 1.0

@@ -3,21 +3,68 @@
 A worker that was forked has a connection to a process that has imported what daemons do, and no more than that: a
 daemon does not share the trainer's memory, and a trainer has none of a daemon's libraries.
 
-Owns: the command, the environment, whether a daemon may be forked. Does not own: that process (`edl.launch.forking`),
-nor a daemon's life (`edl.trainer.daemon_link`).
+Owns: the command, the environment, whether a daemon may be forked, and how a process that forks
+(`edl.host.warm_process`) is asked for a daemon or a worker. Does not own: that process (`edl.launch.forking`), nor a
+daemon's life (`edl.trainer.daemon_link`).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import edl
-from edl.host import fork_requests
+
+FORK_S = 3.0  # for the answer of a process that does nothing else, on a busy machine
+
+
+def send(to: socket.socket, kind: bytes, told: Mapping[str, Any], *descriptors: int) -> None:
+    """Raises OSError. Several processes may send over one connection."""
+    # A message may be long: it lies in memory, and only the number of that file is sent.
+    file = os.memfd_create("edl-warm", os.MFD_CLOEXEC)
+    try:
+        text = memoryview(json.dumps(told).encode("utf-8", "surrogateescape"))
+        while text:
+            text = text[os.write(file, text) :]
+        socket.send_fds(to, [kind], [file, *descriptors])
+    finally:
+        os.close(file)
+
+
+def fork(
+    to: socket.socket, told: Mapping[str, Any], streams: Sequence[int], is_good: Callable[[int], bool] = bool
+) -> int:
+    """Return the pid of a fork whose outputs are `streams`; 0 if no answer comes, or `is_good` rejects the pid."""
+    try:
+        answer, its = socket.socketpair()
+        with answer:
+            with its:
+                send(to, b"f", told, *streams, its.fileno())
+            pid = _read_pid(answer)
+            if not pid or not is_good(pid):
+                return 0
+            answer.sendall(b"!")
+            return pid
+    except OSError:
+        return 0
+
+
+def _read_pid(answer: socket.socket) -> int:
+    """Return the pid; 0 if the process ended before it was what it was asked to be."""
+    answer.settimeout(FORK_S)
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (piece := answer.recv(32)):
+            return 0
+        line += piece
+    return int(line)
+
 
 MODULE = "edl.daemon.daemon"
 COMMAND = ("-P", "-m", MODULE)  # of Python, without the daemon's arguments
@@ -54,7 +101,7 @@ class Forker:
             return 0
         try:
             with socket.fromfd(self._connection, socket.AF_UNIX, socket.SOCK_STREAM) as to:
-                return fork_requests.fork(to, told, [output, output])
+                return fork(to, told, [output, output])
         except OSError:
             return 0
         finally:

@@ -1,4 +1,7 @@
-"""A worker of this machine as its launcher holds it: the trainer's process, its end, and its output."""
+"""A worker of this machine as its launcher holds it: its processes, their end, and their output.
+
+A worker of several processes starts, prints and ends as one: a bad end of one process is that of all.
+"""
 
 from __future__ import annotations
 
@@ -126,3 +129,45 @@ def _prefix(number: int, stream: str, limb: int | None) -> str:
 
 def _file(path: Path) -> Sink:
     return Sink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
+
+
+class LimbProcesses:
+    """The processes of one worker. The job knows it by the first."""
+
+    def __init__(self, limbs: Sequence[Worker]) -> None:
+        self.slot, self.pid = limbs[0].slot, limbs[0].pid
+        self._limbs = list(limbs)
+        self._running = len(self._limbs)
+        self._code = 0  # of the first process that has ended badly
+
+    @property
+    def pids(self) -> list[int]:
+        return [limb.pid for limb in self._limbs]
+
+    def take_number(self, number: int) -> None:
+        """Set the number in front of the lines to come."""
+        for limb in self._limbs:
+            limb.take_number(number)
+
+    def when_exited(self, tell: Callable[[int, int], None]) -> None:
+        """Call `tell` with slot and exit status once all processes have ended."""
+
+        def ended(slot: int, code: int) -> None:
+            self._running -= 1
+            if code and not self._code:
+                self._code = code
+                self.signal(signal.SIGKILL)  # the others would wait for it
+            if not self._running:
+                tell(slot, self._code)
+
+        for limb in self._limbs:
+            limb.when_exited(ended)
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Signal all processes that run, with their process groups."""
+        for limb in self._limbs:
+            limb.signal(signum)
+
+    async def wait_printed(self, timeout_s: float) -> None:
+        """Wait until the output of all has ended."""
+        await asyncio.gather(*(limb.wait_printed(timeout_s) for limb in self._limbs))

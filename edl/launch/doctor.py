@@ -2,7 +2,7 @@
 
 Owns: the checks behind `edl doctor`, each of which returns values and changes nothing, and how they are printed.
 Does not own: setting anything right (scripts/setup does), nor where Java and ZooKeeper are looked for
-(`edl.coordination.java`), nor what settings mean (`edl.config`).
+(`edl.coordination.local_coordinator`), nor what settings mean (`edl.config`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ import horovod_edl
 from edl.config import Settings
 from edl.config.settings import OWN_HOME
 from edl.coordination.coordinator_settings import EMBEDDED, ETCD, ZOOKEEPER
-from edl.coordination.etcd.etcd_program import INSTALL as INSTALL_ETCD
-from edl.coordination.etcd.etcd_program import find_etcd
-from edl.coordination.java import INSTALL as INSTALL_ZOOKEEPER
-from edl.coordination.java import find_jars, find_java
-from edl.coordination.local_coordinator import OWN, LocalChoice, choose
+from edl.coordination.local_coordinator import (
+    INSTALL_ETCD,
+    INSTALL_ZOOKEEPER,
+    OWN,
+    LocalChoice,
+    choose,
+    find_etcd,
+    find_jars,
+    find_java,
+)
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.errors import ConfigError

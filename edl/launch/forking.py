@@ -23,8 +23,8 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from edl.coordination import connect, coordinator_settings
-from edl.host import daemon_process, fork_requests, warm_process
+from edl.coordination import coordinator_settings, store
+from edl.host import daemon_process, warm_process
 from edl.host.host_processes import adopting_orphans, watch_exit
 from edl.host.imported_modules import Imported, installed_folders, told_by
 from edl.launch.child_worker import DIE_WITH_PARENT, search_path
@@ -137,7 +137,7 @@ class WarmPython:
         self._socket.setblocking(False)
         lent = [] if daemons is None else [daemons._socket.fileno()]
         try:
-            fork_requests.send(self._socket, b"i", {**msgspec.to_builtins(told), "eager": eager}, *lent)
+            daemon_process.send(self._socket, b"i", {**msgspec.to_builtins(told), "eager": eager}, *lent)
             answer = await asyncio.get_running_loop().sock_recv(self._socket, 65536)
             return msgspec.json.decode(answer, type=WarmImports)
         except (OSError, msgspec.MsgspecError):
@@ -155,7 +155,7 @@ class WarmPython:
             for _, writer in pipes:
                 stack.callback(os.close, writer)
             with adopting_orphans():
-                pid = fork_requests.fork(self._socket, told, [writer for _, writer in pipes], _is_child)
+                pid = daemon_process.fork(self._socket, told, [writer for _, writer in pipes], _is_child)
             if pid:
                 return ForkedWorker(pid, *outputs)
             for output in outputs:
@@ -171,7 +171,7 @@ class WarmPython:
         except OSError:
             return 0
         try:
-            return fork_requests.fork(self._socket, told, [log, log])
+            return daemon_process.fork(self._socket, told, [log, log])
         finally:
             os.close(log)
 
@@ -344,7 +344,7 @@ class Forks:
 def modules_of_daemons(environ: Mapping[str, str]) -> Imported:
     """Return what daemons import before they know their job's coordinator, and to connect to it."""
     coordinator = coordinator_settings.from_environment(environ)
-    of_coordinator = [] if coordinator is None else [connect.MODULES[coordinator.kind]]
+    of_coordinator = [] if coordinator is None else [store.MODULES[coordinator.kind]]
     return Imported((daemon_process.MODULE, *of_coordinator), (), installed_folders())
 
 

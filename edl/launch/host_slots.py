@@ -157,7 +157,7 @@ def _asked(coordinator: Coordinator, folder: Folder, begins: int) -> Wanted:
 
 async def _recorded(coordinator: Coordinator, job: str) -> int | None:
     """Return the size in the job's record, which is written before a request is answered; None without such a job."""
-    from edl.coordination.connect import connect  # half of what a look costs, where it is needed at all
+    from edl.coordination.store import connect  # half of what a look costs, where it is needed at all
 
     async with asyncio.timeout(PATIENCE_S):
         store = await connect(coordinator, SESSION_S, connect_timeout_s=PATIENCE_S / 2)

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from edl.config import Settings
-from edl.coordination import connect
 from edl.coordination.child_server import ChildServer
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.local_coordinator import choose, start_local
+from edl.coordination.store import connect
 from edl.errors import ConfigError
 from edl.host import credentials
 from edl.host.network import LOOPBACK
@@ -31,7 +31,7 @@ async def coordinator_of(
     """
     named = credentials.coordinator_of(settings)
     if named is not None:
-        store = await connect.connect(named, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
+        store = await connect(named, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
         await store.close()
         yield named
         return

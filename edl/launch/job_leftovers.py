@@ -13,9 +13,8 @@ from collections.abc import Callable
 import msgspec
 
 from edl.config import Settings
-from edl.coordination import connect
 from edl.coordination.coordinator_settings import Coordinator
-from edl.coordination.store import AccessDenied, Store, StoreRefused
+from edl.coordination.store import AccessDenied, Store, StoreRefused, connect
 from edl.daemon import leftovers
 from edl.daemon.leftovers import Leftovers, Standing
 from edl.errors import ConfigError
@@ -46,7 +45,7 @@ async def clear(settings: Settings, say: Callable[[str], object], patience_s: fl
     named, job = coordinator_of(settings), settings.job
     assert named is not None and job is not None
     coordinator = opening(settings, named, job)
-    store = await connect.connect(coordinator, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
+    store = await connect(coordinator, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
     try:
         if not await _lives(store, job, say, patience_s):
             return None

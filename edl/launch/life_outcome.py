@@ -2,7 +2,7 @@
 
 A life that ended for a machine's reason, or a script's, may end otherwise the next time. It is tried as often as
 `--max-restarts` allows, from the newest checkpoint, by the rule that clusters have too
-(`edl.cluster.queue.retry_rule`). Progress is a step that no life had made before, or a newer checkpoint. It does not
+(`edl.cluster.queue.end_causes`). Progress is a step that no life had made before, or a newer checkpoint. It does not
 refill the budget.
 
 Owns: which end is followed by another life, and what is said of one that is not. Does not own: which checkpoint the
@@ -17,8 +17,17 @@ from typing import Final
 
 import msgspec
 
-from edl.cluster.queue.end_causes import DIVERGED, STOPPED, TOLD_BY_LEADERS, Domain, EndCause, signal_of
-from edl.cluster.queue.retry_rule import Denial, FailureKept, denied
+from edl.cluster.queue.end_causes import (
+    DIVERGED,
+    STOPPED,
+    TOLD_BY_LEADERS,
+    Denial,
+    Domain,
+    EndCause,
+    FailureKept,
+    denied,
+    signal_of,
+)
 from edl.protocol.checkpoint_record import PREEMPTED_CODE
 from edl.protocol.record import FailedBy
 

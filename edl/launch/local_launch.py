@@ -28,15 +28,14 @@ import msgspec
 from edl.clock import SystemClock
 from edl.config import Settings, scrubbed
 from edl.errors import ConfigError, EdlError, JobFailed
-from edl.host.folders import make_folder, sweep
 from edl.host.host_processes import wait_exit
-from edl.launch.child_worker import Worker, WorkerProcess, WorkersTold, search_path, start_process
+from edl.host.imported_modules import make_folder, sweep
+from edl.launch.child_worker import LimbProcesses, Worker, WorkerProcess, WorkersTold, search_path, start_process
 from edl.launch.forking import Forks
 from edl.launch.job_coordinator import coordinator_of
 from edl.launch.job_processes import MARK, end_marked, wait_marked_gone
 from edl.launch.job_records import OVER, Folder, LaunchRecord
 from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, LaunchVerdict
-from edl.launch.limb_processes import LimbProcesses
 from edl.launch.status_poller import JobWatch
 from edl.launch.supervisor import RUNNING, Stage, Supervisor
 from edl.launch.supervisor_inputs import (

@@ -19,10 +19,9 @@ from types import TracebackType
 import msgspec
 
 from edl import events
-from edl.coordination import connect
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.election import Elected, read_leader
-from edl.coordination.store import Store, Watch
+from edl.coordination.store import Store, Watch, connect
 from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, StoreUnavailable, TimedOut
 from edl.events import Event
 from edl.host.credentials import known_secret, with_secret
@@ -30,9 +29,8 @@ from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
 from edl.protocol.leader_messages import Ack
 from edl.protocol.record import OVER, JobState, Record, Status, decode_record
-from edl.transport.call_errors import Unauthentic
+from edl.transport.call_errors import Caller, Unauthentic
 from edl.transport.rpc import Client
-from edl.transport.transport_port import Caller
 
 __all__ = ["Ack", "JobClient", "Retry", "when_back"]
 
@@ -73,7 +71,7 @@ class JobClient:
         job: str,
         secret: bytes = b"",
         *,
-        connect: Connect = connect.connect,
+        connect: Connect = connect,
         speak: Speak = Client,
     ) -> None:
         self._coordinator = with_secret(coordinator, secret)

@@ -1,7 +1,7 @@
 """The parser of `edl run --autoscale`, which says how the size of a job is chosen.
 
 efficiency=S     each further worker must add more than S of what one does (`edl.policy.efficiency`)
-utility=FILE     an earlier end must be worth more than it costs (`edl.policy.utility`)
+utility=FILE     an earlier end must be worth more than it costs (`edl.policy.efficiency`)
 policy=NAME      a user's class: FILE.py:CLASS, or an entry point of the group `edl.policies`; on record, and
                  in messages, policy=sha256:DIGEST of its code, which names nothing that could be run (I18)
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edl.errors import ConfigError
-from edl.policy import utility
+from edl.policy import efficiency
 from edl.policy.efficiency import Condition, Efficiency, Search, Worth
 from edl.policy.policy_engine import Pacing
 from edl.policy.policy_job_view import Policy
@@ -74,7 +74,7 @@ class Choice:
             case "efficiency":
                 condition = Efficiency(float(self.value))
             case "utility":
-                condition = Worth(utility.read(file, self.value))
+                condition = Worth(efficiency.read(file, self.value))
             case _:
                 raise ConfigError(f"--autoscale {self.kind}={self.value}: is none of edl's own policies")
         return Search(condition, self.stride, self.batches)

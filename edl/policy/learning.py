@@ -1,16 +1,19 @@
-"""Factors of the learning rate for another batch, and schedules of the rate: pure functions of steps and trained
-samples.
+"""Factors of the learning rate for another batch, schedules of the rate, and the gradients' noise: pure functions.
 
 When the batch goes from B to kB, the rate has to grow: linearly (k), by the square root, by the gradient noise that is
 measured (AdaScale), or by the user's rule. A sudden change would multiply the noise in the momentum, too; so the factor
-grows in a straight line over some steps (Lin et al., "Dynamic Mini-batch SGD", 2019): 1 + (t - t0) / T * (k - 1), T =
-8.
+grows in a straight line over some steps (Lin et al., "Dynamic Mini-batch SGD", 2019): 1 + (t - t0) / T * (k - 1).
 
 A factor is always relative to the batch that the script was written for, so it combines with any schedule of the
 script.
 
 A schedule is a function of progress: the trained part of the samples of all epochs, 0.0 to 1.0. So it does not depend
 on the batch, nor on the number of workers.
+
+A gradient over b samples is the true gradient, G, plus noise of total variance var / b. So its squared norm is |G|^2 +
+var / b on average: larger on one worker than over the whole batch. Both numbers follow from the two norms, which
+workers compute anyway (McCandlish et al., 2018). AdaScale's gain (Johnson et al., 2020) says how much a larger batch is
+worth with them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,42 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from edl.errors import UsageError
-from edl.policy.gradient_noise import MeasuredNoise
+
+
+class MeasuredNoise(msgspec.Struct, frozen=True):
+    """The noise as it was measured, averaged over some steps."""
+
+    sqr: float  # the squared norm of the true gradient
+    var: float  # the variance of the gradient of one sample, all its parts together
+
+    @property
+    def scale(self) -> float:
+        """The batch, in samples, in which noise and gradient are equal: far larger batches are worth little more."""
+        return self.var / self.sqr if self.sqr > 0 else math.inf
+
+    def gain(self, base: int, batch: int) -> float:
+        """Return how many steps of `base` samples one step of `batch` samples is worth: 1 without noise, up to batch /
+        base with much.
+        """
+        sqr, var = max(self.sqr, 0.0), max(self.var, 0.0)
+        if sqr + var == 0:
+            return 1.0
+        return (var / base + sqr) / (var / batch + sqr)
+
+
+def of_step(own: float, inverse: float, whole: float) -> tuple[float, float] | None:
+    """Return |G|^2, and the variance of the gradient of a batch of all workers; None if they cannot be computed.
+
+    Args:
+        own: the squared norm of a worker's own gradient, on average over the workers.
+        inverse: one over a worker's part of the batch, likewise.
+        whole: the squared norm of the averaged gradient.
+    """
+    if not inverse > 1 or not (math.isfinite(own) and math.isfinite(whole)):  # gradients in half precision overflow
+        return None
+    var = (own - whole) / (inverse - 1)
+    return whole - var, var
+
 
 RAMP_STEPS: Final = 8
 

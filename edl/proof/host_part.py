@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edl import __version__
-from edl.coordination.child_server import dying_with
-from edl.coordination.local_place import free_port
+from edl.coordination.child_server import dying_with, free_port
 from edl.errors import EdlError
 from edl.host.network import address_towards, interface_of
 from edl.launch.job_processes import MARK, end_marked
@@ -44,7 +43,7 @@ from edl.proof.host_messages import (
     line_of,
 )
 from edl.proof.machine_facts import machine
-from edl.proof.step_notes import set_file
+from edl.proof.step_figures import set_file
 
 LOOK_S = 0.02
 SILENCE_S = 120.0  # of `edl prove`, which asks each few seconds: its host, or the way to it, is gone

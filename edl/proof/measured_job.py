@@ -1,6 +1,6 @@
 """A job in a folder of its own, which is measured from outside: started, waited for, told to end.
 
-Owns: the job's processes and what it prints. Does not own: the notes of its workers (`edl.proof.step_notes`).
+Owns: the job's processes and what it prints. Does not own: the notes of its workers (`edl.proof.step_figures`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from edl.core.audit.sample_account import account
 from edl.errors import EdlError
-from edl.proof.step_notes import NotedSteps, set_file
+from edl.proof.step_figures import NotedSteps, set_file
 from edl.trainer.data.audit_files import read
 
 EDL = (sys.executable, "-P", "-m", "edl")  # of this very installation

@@ -1,8 +1,8 @@
 """Step times of one script under `torchrun` and under `edl torchrun`, or under two others: both live, and take turns.
 
 Turns of some steps alternate, so that what else the machine does strikes both alike. `edl.proof.paired_script` is the
-script, `edl.proof.horovod_turns_script` that of Horovod. Owns: the two jobs and the order of turns. Does not own: a
-verdict.
+script, `edl.proof.horovod_turns_script` that of Horovod. Owns: the two jobs, on one machine or on several hosts, and
+the order of turns. Does not own: a verdict.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ import msgspec
 
 from edl.errors import EdlError
 from edl.launch.function_run import INTERRUPTED_WITH_PARENT
+from edl.launch.host_slots import spread
 from edl.proof.measured_job import EDL, END_S, edl_run, program
+from edl.proof.proof_hosts import ProofHosts, address_name
+from edl.proof.proof_job import HostsProofJob, ProofPlan
 
 SCRIPT = Path(__file__).with_name("paired_script.py")
 HOROVOD_SCRIPT = Path(__file__).with_name("horovod_turns_script.py")
@@ -142,3 +145,37 @@ def _end(job: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         job.kill()
         job.wait()
+
+
+JOB = "turns"
+
+
+def host_turns(plan: ProofPlan, folder: Path, hosts: ProofHosts, model: PairedModel) -> dict[str, list[float]]:
+    """Return the median step of each turn in milliseconds, by way. Raises EdlError when a job does not train."""
+
+    def words(kind: str) -> list[str]:
+        return [str(model.script), *model.words(plan.turns, "{folder}", kind, plan.device)]
+
+    _start_torchrun(plan, hosts, words("torchrun"))
+    own = folder / JOB
+    own.mkdir()
+    alone = msgspec.structs.replace(plan, kills=0)
+    job = HostsProofJob(JOB, alone, own, hosts, [sys.executable, "-P", "-m", "edl.torchrun", *words("edl")])
+
+    def look() -> None:
+        if (code := job.launcher.poll()) is not None:
+            raise EdlError(f"the job of the comparison ended with exit code {code}:\n{job.log()}")
+        job.look()
+
+    with job.ended():
+        limits = TurnLimits(plan.turns, plan.workers, plan.turns_s)
+        return alternate(folder, ["torchrun", "edl"], limits, hosts.put, lambda _: job.log(), look)
+
+
+def _start_torchrun(plan: ProofPlan, hosts: ProofHosts, words: list[str]) -> None:
+    used = list(spread(plan.workers, [link.host for link in hosts.links]))
+    first = hosts.links[0]
+    for rank, (host, link) in enumerate(zip(used, hosts.links, strict=False)):
+        nodes = ["--nnodes", str(len(used)), "--node-rank", str(rank), "--nproc-per-node", str(host.slots)]
+        place = ["--master-addr", address_name(first.host), "--master-port", str(first.port)]
+        link.start([*TORCHRUN, *nodes, *place, *words], {"OMP_NUM_THREADS": "1"})

@@ -43,7 +43,7 @@ from edl.proof.host_messages import (
 )
 from edl.proof.host_part import ANY_PORT
 from edl.proof.proof_report import Machine, ProofHost
-from edl.proof.step_notes import set_file
+from edl.proof.step_figures import set_file
 
 SSH = "ssh -o BatchMode=yes"  # as no terminal is there to ask for a password
 READY_S = 60.0

@@ -21,7 +21,7 @@ from edl.launch.function_run import INTERRUPTED_WITH_PARENT
 from edl.launch.job_records import Folder
 from edl.proof.measured_job import MeasuredJob, edl_run
 from edl.proof.proof_hosts import HostLink, ProofHosts
-from edl.proof.step_notes import set_file
+from edl.proof.step_figures import set_file
 
 BOOT_S, PATIENCE_S = 240.0, 90.0
 

@@ -17,15 +17,13 @@ import msgspec
 
 from edl import __version__
 from edl.facts import counted
-from edl.proof.host_turns import host_turns
 from edl.proof.machine_facts import machine
 from edl.proof.measured_job import audited, program
-from edl.proof.paired_turns import HOROVOD_SCRIPT, MODELS, horovod_launches, launches, paired_turns
+from edl.proof.paired_turns import HOROVOD_SCRIPT, MODELS, horovod_launches, host_turns, launches, paired_turns
 from edl.proof.proof_hosts import ProofHosts
 from edl.proof.proof_job import BOOT_S, PATIENCE_S, HostsProofJob, LocalProofJob, ProofJob, ProofPlan
 from edl.proof.proof_report import HorovodTurns, Kill, PairedTurns, Proof, ProofOutcome, Resize
-from edl.proof.step_figures import AFTER_STEPS, BEFORE_STEPS, NotedWorker, pause_figures, recovery_figures
-from edl.proof.step_notes import compared
+from edl.proof.step_figures import AFTER_STEPS, BEFORE_STEPS, NotedWorker, compared, pause_figures, recovery_figures
 
 JOB = "proof"
 AROUND_KILL = 30  # steps of each worker before a kill, and after the replacement has joined

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import edl.torch as edl
-from edl.proof.step_notes import StepNotes, until
+from edl.proof.step_figures import StepNotes, until
 
 SAMPLES, BATCH, WIDTH, CLASSES = 4096, 32, 256, 10
 

@@ -28,9 +28,8 @@ from edl.cluster.queue.agent_machine import (
     WorkerGone,
 )
 from edl.cluster.queue.end_causes import EndEvidence
-from edl.cluster.queue.queue_clock import SeenTime
 from edl.cluster.queue.queue_entries import NodeReport, Submission, WorkerOrder
-from edl.cluster.queue.queue_ownership import AgentHere
+from edl.cluster.queue.queue_ownership import AgentHere, SeenTime
 from edl.coordination.store import Store, StoreRefused
 from edl.errors import EdlError, Fenced, StoreUnavailable, UsageError, said_of
 from edl.host.host_processes import pid_space, process_start_time

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from edl.cluster.queue import usage_accounts
+from edl.cluster.queue import job_view
 from edl.cluster.queue.job_view import JobShown, shown
 from edl.cluster.queue.submission import JobWish, submission
 from edl.config import Settings
@@ -52,7 +52,7 @@ class ReachedCluster(Protocol):
 
     def status(self) -> ClusterStatus: ...
 
-    def accounts(self) -> usage_accounts.Accounts: ...
+    def accounts(self) -> job_view.Accounts: ...
 
 
 class ClusterHere:
@@ -145,10 +145,10 @@ class ClusterHere:
 
         return asyncio.run(read())
 
-    def accounts(self) -> usage_accounts.Accounts:
-        async def read() -> usage_accounts.Accounts:
+    def accounts(self) -> job_view.Accounts:
+        async def read() -> job_view.Accounts:
             async with opened(self._home) as client:
-                return usage_accounts.accounts_of(await client.queue.jobs(), time.time())
+                return job_view.accounts_of(await client.queue.jobs(), time.time())
 
         return asyncio.run(read())
 

@@ -14,8 +14,8 @@ import msgspec
 
 from edl.cluster.queue.job_view import JobShown, left_out_by
 from edl.cluster.queue.queue_entries import JobEntry, NodeReport, QueueEvent, Submission
-from edl.coordination import connect
 from edl.coordination.election import read_leader
+from edl.coordination.store import connect
 from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
 from edl.scheduler.cluster_home import ClusterConfig, ClusterHome
 from edl.scheduler.environ_files import EnvironFiles
@@ -192,7 +192,7 @@ async def opened(
     config = home.config()
     if config.own_coordinator and not home.living():
         raise EdlError(f"the cluster of EDL_HOME={home.home} does not run: `edl cluster start` goes on with its queue")
-    store = await connect.connect(home.coordinator(), SESSION_S, connect_timeout_s=connect_timeout_s)
+    store = await connect(home.coordinator(), SESSION_S, connect_timeout_s=connect_timeout_s)
     try:
         queue = QueueStore(store, EnvironFiles(home.environs))
         if not begins:

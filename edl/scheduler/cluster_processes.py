@@ -31,12 +31,11 @@ from edl.cluster.queue.queue_entries import JobEntry
 from edl.cluster.queue.scheduler_inputs import ClusterRules
 from edl.cluster.queue.scheduler_machine import SchedulerMachine
 from edl.control_characters import visible
-from edl.coordination import connect
 from edl.coordination.child_server import ChildServer
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.local_coordinator import start_local
-from edl.coordination.store import Store, StoreRefused
+from edl.coordination.store import Store, StoreRefused, connect
 from edl.errors import ConfigError, EdlError, Fenced, StoreUnavailable
 from edl.host.credentials import digest_of
 from edl.host.host_processes import spawn_daemon
@@ -150,7 +149,7 @@ async def connected(coordinator: Coordinator, session_timeout_s: float) -> Store
     """Connect as soon as the coordinator can be reached."""
     while True:
         try:
-            return await connect.connect(coordinator, session_timeout_s)
+            return await connect(coordinator, session_timeout_s)
         except ConfigError as error:
             logger.warning("%s; trying again", error)
             await asyncio.sleep(AGAIN_S)
@@ -282,7 +281,7 @@ async def serve_node(home: ClusterHome, name: str) -> None:
 
 
 async def _serve_http(home: ClusterHome) -> None:
-    from edl.scheduler.web.web_process import serve_http  # only here: starlette and uvicorn
+    from edl.scheduler.web.web_server import serve_http  # only here: starlette and uvicorn
 
     await serve_http(home)
 

@@ -21,13 +21,12 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from edl.cluster.policies import registry
+from edl.coordination.child_server import check_free, free_port
 from edl.coordination.coordinator_settings import ETCD, Coordinator
-from edl.coordination.etcd.etcd_program import lasting_socket
-from edl.coordination.local_coordinator import choose
-from edl.coordination.local_place import check_free, free_port
+from edl.coordination.local_coordinator import choose, lasting_socket
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 from edl.host.network import LOOPBACK, family_of
-from edl.scheduler import foreign_workers, worker_processes
+from edl.scheduler import engine_registry, worker_folders
 from edl.scheduler.cluster_client import ClusterClient, opened
 from edl.scheduler.cluster_home import ClusterConfig, ClusterHome, HttpGiven, NodeGiven, put, put_once
 from edl.scheduler.cluster_processes import KEEPER, spawn, speeds_of
@@ -182,7 +181,7 @@ async def start(home: ClusterHome, config: ClusterConfig, say: Say) -> None:
             await _until_there(home, config, say)
     except BaseException as error:
         await end_processes(home)
-        await asyncio.to_thread(foreign_workers.give_back, home)
+        await asyncio.to_thread(engine_registry.give_back, home)
         if before is not None:
             home.write(before)
         if isinstance(error, TimeoutError):
@@ -256,7 +255,7 @@ async def stop(home: ClusterHome, *, kill: bool, say: Say) -> int:
     await end_processes(home)
     if kill:
         await _kill_strays(home)
-    if why := await asyncio.to_thread(foreign_workers.give_back, home):
+    if why := await asyncio.to_thread(engine_registry.give_back, home):
         say(why)
     return waiting
 
@@ -265,14 +264,14 @@ def strays(home: ClusterHome) -> list[Path]:
     """The folders of workers that run, or wait in Slurm or Ray, as far as agents have written down. Raises EdlError."""
     folders = (home.folder / "nodes").glob("*/workers/*")
     kept = [one for one in folders if not (one / "forgotten").exists()]
-    left = foreign_workers.workers_left(home, kept)
-    return sorted(one for one in kept if one in left or worker_processes.left(one))
+    left = engine_registry.workers_left(home, kept)
+    return sorted(one for one in kept if one in left or worker_folders.left(one))
 
 
 def _kill(home: ClusterHome, folders: list[Path]) -> None:
     for one in folders:
-        worker_processes.kill(one)
-    for kill in foreign_workers.workers_left(home, folders).values():
+        worker_folders.kill(one)
+    for kill in engine_registry.workers_left(home, folders).values():
         kill()
 
 

@@ -1,12 +1,17 @@
 """Choice of the engine: which engines there are, which nodes each can have, and how an engine is made for a node.
 
-Owns: the choice. What only one engine needs is imported when that one is chosen.
+Owns: the choice, and asking Slurm, Ray or Kubernetes for a cluster's workers and slots when none of its agents is there
+to end them. What only one engine needs is imported when that one is chosen.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 from edl.errors import ConfigError, EdlError
@@ -14,6 +19,51 @@ from edl.scheduler.cluster_home import ClusterHome, KubernetesGiven, NodeGiven
 from edl.scheduler.local_engine import LocalEngine
 from edl.scheduler.worker_engine import Ended, Make, WorkerEngine
 from edl.scheduler.worker_folders import WorkerFolders
+
+logger = logging.getLogger("edl")
+
+
+def workers_left(home: ClusterHome, folders: Iterable[Path]) -> dict[Path, Callable[[], None]]:
+    """Return, of the workers that have these folders, those that run in the other system or wait there, each with the
+    call that kills it. Raises EdlError.
+    """
+    config = home.read()
+    if config is None:
+        return {}
+    if config.engine == SLURM:
+        from edl.scheduler import slurm_engine
+
+        numbers = slurm_engine.left_of(folders)
+        return {folder: functools.partial(slurm_engine.kill, number) for folder, number in numbers.items()}
+    if config.engine == RAY:
+        from edl.scheduler import ray_cluster, ray_engine
+
+        try:
+            return ray_engine.left_of(folders, config.ray)
+        except ray_cluster.RayError as error:  # with a Ray its actors are gone; processes here are found by their marks
+            logger.warning("%s: workers that it may still have on other machines are not seen", error)
+    if config.kubernetes is not None:
+        from edl.scheduler.kubernetes import kubernetes_engine
+
+        return kubernetes_engine.left_of(config.kubernetes, home.identity, list(folders))
+    return {}
+
+
+def give_back(home: ClusterHome) -> str:
+    """Give back slots that were reserved in Ray and are not in use. Return why that could not be done, or an empty
+    text.
+    """
+    config = home.read()
+    if config is None or config.engine != RAY:
+        return ""
+    from edl.scheduler import ray_cluster, ray_engine
+
+    try:
+        ray_engine.give_back((home.folder / "nodes").glob("*"), config.ray)
+    except ray_cluster.RayError as error:
+        return f"{error}: if it comes back, slots that it keeps for this cluster are given back by `edl cluster stop`"
+    return ""
+
 
 LOCAL, SLURM, RAY, KUBERNETES = "local", "slurm", "ray", "kubernetes"
 ENGINES = (LOCAL, SLURM, RAY, KUBERNETES)

@@ -8,7 +8,7 @@ A file is as durable as edl's own coordinator: it outlives all processes. Its na
 power cut has shortened is noticed.
 
 Owns: these files, and which variables of its owner's shell a job gets. Does not own: what each life is given besides
-(`edl.scheduler.agent_process`), the bounds (`edl.cluster.queue.queue_bounds`), nor which job has which (`queue_store`).
+(`edl.scheduler.agent_process`), the bounds (`edl.cluster.queue.submission`), nor which job has which (`queue_store`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from edl.cluster.queue.queue_bounds import ENVIRON_BYTES, QueueAccount, QueueFull, QueueShare
 from edl.cluster.queue.queue_entries import Submission
+from edl.cluster.queue.submission import ENVIRON_BYTES, QueueAccount, QueueFull, QueueShare
 from edl.config import TABLE
 from edl.errors import ConfigError, EdlError, UsageError
 

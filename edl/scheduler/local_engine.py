@@ -1,9 +1,14 @@
 """Workers as processes of this machine, each with a warden beside it that outlives the agent.
 
-A worker is gone when its warden is, and no process of it is left (`worker_processes`). What lingers after the script's
+A worker is gone when its warden is, and no process of it is left (`worker_folders`). What lingers after the script's
 end is given `LINGER_S`, then killed.
 
-Owns: these processes. Does not own: their files (`worker_folders`), nor what is started when.
+Later workers of a job are forked on this node, together with their wardens, from the job's warm process. It imports
+what a worker that this agent has started here tells (`edl.launch.forking`), and is kept as long as one of them lives.
+It dies with the agent; wardens and workers do not.
+
+Owns: these processes. Does not own: their files (`worker_folders`), what is started when, nor when a warm process is
+started and ended meanwhile (`edl.launch.warm_starts`).
 """
 
 from __future__ import annotations
@@ -14,17 +19,19 @@ import logging
 import math
 import os
 import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl.cluster.queue.agent_machine import WorkerFound
 from edl.host.host_processes import process_start_time, spawn_daemon, watch_exit
-from edl.launch.forking import Warden
+from edl.host.imported_modules import told_by
+from edl.launch.forking import CommandPlace, Forks, Warden
 from edl.launch.job_processes import MARK, is_running
-from edl.scheduler import worker_processes
+from edl.scheduler import worker_folders
 from edl.scheduler.cluster_home import put
-from edl.scheduler.warm_jobs import WarmJobs
 from edl.scheduler.worker_engine import Ended, Start
-from edl.scheduler.worker_folders import WorkerFolders, device_of, evidence, mark_of, path_here
+from edl.scheduler.worker_folders import WorkerFolders, device_of, evidence, mark_of, path_here, script_of
 
 logger = logging.getLogger("edl")
 
@@ -73,7 +80,7 @@ class LocalEngine:
 
     def end(self, worker: str, *, kill: bool) -> None:
         if kill:
-            worker_processes.kill(self._folders[worker])
+            worker_folders.kill(self._folders[worker])
             return
         pid, started = _warden(self._folders[worker])
         if pid and is_running(pid, started):
@@ -94,7 +101,7 @@ class LocalEngine:
     def _found(self, folder: Path) -> WorkerFound:
         """Return what has become of a worker, also where its agent died before it wrote down the warden's pid."""
         pid, started = _warden(folder)
-        alive = bool(pid and is_running(pid, started)) or worker_processes.lives(folder)
+        alive = bool(pid and is_running(pid, started)) or worker_folders.lives(folder)
         device = device_of(folder)
         if alive:
             self._watch(folder.name, pid if pid and is_running(pid, started) else 0)
@@ -115,11 +122,11 @@ class LocalEngine:
                 watch.cancel()
         clock, folder = asyncio.get_running_loop().time, self._folders[worker]
         until = math.inf
-        while await asyncio.to_thread(worker_processes.lives, folder):
+        while await asyncio.to_thread(worker_folders.lives, folder):
             if until == math.inf and (pid or _has_ended(folder)):
                 until = clock() + LINGER_S
             if clock() > until:
-                await asyncio.to_thread(worker_processes.kill, folder)
+                await asyncio.to_thread(worker_folders.kill, folder)
             await asyncio.sleep(POLL_S)
         del self._watches[worker]
         found = evidence(folder)
@@ -138,3 +145,82 @@ def _warden(folder: Path) -> tuple[int, int]:
     except (OSError, ValueError):
         return 0, 0
     return int(pid), int(started)
+
+
+LOOK_S = 0.5
+
+
+@dataclass
+class _WarmJob:
+    forks: Forks
+    command: Sequence[str]
+    folder: str
+    environ: Mapping[str, str]  # of its newest worker
+    workers: dict[str, Path] = field(default_factory=dict)  # that live, and their folders
+
+
+class WarmJobs:
+    """Warm processes of one node. Belongs to one event loop, in the main thread."""
+
+    def __init__(self, logs: Path) -> None:
+        """`logs`: below it each job has a folder."""
+        self._logs = logs
+        self._jobs: dict[str, _WarmJob] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    async def start(self, start: Start, warden: Warden) -> int:
+        """Return the pid of the warden. 0: start a new process."""
+        job = self._jobs.get(start.order.job)
+        if job is None or (job.command, job.folder) != (start.asked.command, start.asked.folder):
+            return 0
+        return await job.forks.start_warden(warden, start.order.id)
+
+    def began(self, start: Start, folder: Path) -> None:
+        """Note that a worker lives, however it was started."""
+        name, asked = start.order.job, start.asked
+        if name not in self._jobs:
+            wanted = start.environ.get("EDL_WARM_STARTS", "on")
+            place = CommandPlace(start.environ, Path(asked.folder))
+            log = self._logs / name / "warm.log"
+            forks = Forks(
+                asked.command, log, lambda words: logger.info("%s: warm starts %s", name, words), wanted, place
+            )
+            self._jobs[name] = _WarmJob(forks, asked.command, asked.folder, start.environ)
+        job = self._jobs[name]
+        job.environ = start.environ
+        job.workers[start.order.id] = folder
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+
+    def ended(self, worker: str, code: int | None) -> None:
+        """Note that a worker has ended; with a job's last worker, end the job's warm process."""
+        for name, job in list(self._jobs.items()):
+            if worker in job.workers:
+                job.forks.ended(worker, code)
+            if job.workers.pop(worker, None) and not job.workers:
+                job.forks.end()
+                del self._jobs[name]
+
+    def close(self) -> None:
+        """End all."""
+        if self._looking is not None:
+            self._looking.cancel()
+        for job in self._jobs.values():
+            job.forks.end()
+        self._jobs.clear()
+
+    async def _look(self) -> None:
+        while True:
+            for name, job in self._jobs.items():
+                try:
+                    self._look_at(job)
+                except OSError as error:  # a folder that is being removed
+                    logger.info("%s: its workers cannot be looked at, for warm starts: %s", name, error)
+            await asyncio.sleep(LOOK_S)
+
+    def _look_at(self, job: _WarmJob) -> None:
+        pids = {worker: pid for worker, folder in job.workers.items() if (pid := script_of(folder))}
+        for worker, pid in pids.items():
+            if told_by(pid) is not None:
+                job.forks.proven(worker)
+        job.forks.see(list(pids.values()), lambda: job.environ)

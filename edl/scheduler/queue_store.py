@@ -29,7 +29,7 @@ from itertools import accumulate, islice
 
 import msgspec
 
-from edl.cluster.queue.queue_bounds import ENTRY_BYTES
+from edl.cluster.queue.end_causes import RetryRules
 from edl.cluster.queue.queue_entries import (
     JobEntry,
     NodeReport,
@@ -40,8 +40,8 @@ from edl.cluster.queue.queue_entries import (
     within,
 )
 from edl.cluster.queue.queue_ownership import AgentHere, QueueOwner, gives_way, is_owner
-from edl.cluster.queue.retry_rule import RetryRules
 from edl.cluster.queue.scheduler_inputs import Resolved
+from edl.cluster.queue.submission import ENTRY_BYTES
 from edl.coordination.store import (
     MAX_OPS,
     Create,

@@ -3,8 +3,12 @@
 `python -m edl.scheduler.ray_cluster [ADDRESS]` says as JSON which Ray is there, and its nodes: who waits for no longer
 than it likes has it done by another process, as Ray tries for minutes.
 
-Owns: these calls. They wait for their answers, and are made from one thread. Does not own: what an actor is for
-(`ray_engine`).
+An actor runs inside of Ray for one worker, and starts the worker's warden. It ends when nothing that the worker has
+started is left, and needs no other process that tells it to: its slot is free for the next one also where the agent is
+gone.
+
+Owns: these calls, which wait for their answers and are made from one thread, and the actor. Does not own: what an actor
+is for (`ray_engine`).
 """
 
 from __future__ import annotations
@@ -12,9 +16,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +31,8 @@ import grpc
 import msgspec
 
 from edl.errors import ConfigError, EdlError
-from edl.scheduler.ray_worker import WorkerHolder
+from edl.launch.job_processes import MARK
+from edl.scheduler import worker_folders
 
 ANSWER_S: Final = 5.0
 BEGIN_S: Final = 5.0  # for an actor to begin; one that takes longer begins all the same
@@ -320,3 +328,40 @@ def main(address: str) -> int:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1]))
+
+
+POLL_S = 0.1
+
+
+class WorkerHolder:
+    """An actor of Ray's, called by the agent of its node. Each call answers at once."""
+
+    def __init__(self, warden: Sequence[str], environ: Mapping[str, str], handed_on: Sequence[str]) -> None:
+        """`handed_on`: variables that Ray has set here, such as which GPUs are the actor's."""
+        here = {name: os.environ[name] for name in handed_on if name in os.environ}
+        self._folder = Path(environ[MARK])
+        # It dies with this process, and the worker with it: nothing is left where Ray kills an actor.
+        command = ["setpriv", "--pdeathsig", "KILL", "--", *warden]
+        self._warden = subprocess.Popen(
+            command, env={**environ, **here}, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        threading.Thread(target=self._end_with_it, name="end", daemon=True).start()
+
+    def pid(self) -> int:
+        return self._warden.pid
+
+    def ask(self) -> None:
+        """The worker is to leave."""
+        if self._warden.poll() is None:
+            self._warden.send_signal(signal.SIGURG)
+
+    def kill(self) -> None:
+        worker_folders.kill(self._folder)
+
+    def _end_with_it(self) -> None:
+        """The warden stays until nothing that its worker has started is left, unless it is killed itself."""
+        self._warden.wait()
+        while worker_folders.left(self._folder):
+            self.kill()
+            time.sleep(POLL_S)
+        os._exit(0)

@@ -23,7 +23,7 @@ from edl.cluster.queue.agent_machine import WorkerFound
 from edl.cluster.queue.end_causes import EndEvidence
 from edl.errors import EdlError
 from edl.launch.job_processes import MARK
-from edl.scheduler import worker_processes
+from edl.scheduler import worker_folders
 from edl.scheduler.cluster_home import put
 from edl.scheduler.ray_cluster import RayCluster, RayError, RayNode, group_name
 from edl.scheduler.worker_engine import Ended, Start
@@ -188,7 +188,7 @@ class RayEngine:
         device = device_of(self._folders[worker])
         if worker not in there:
             seen = self._evidence(worker, nodes)
-            if not worker_processes.left(self._folders[worker]):  # else they end first
+            if not worker_folders.left(self._folders[worker]):  # else they end first
                 return WorkerFound(worker, device, 0, seen)
         self._living.add(worker)
         return WorkerFound(worker, device, 0, None)
@@ -232,8 +232,8 @@ class RayEngine:
         first.
         """
         folder = self._folders[worker]
-        if await asyncio.to_thread(worker_processes.left, folder):
-            await asyncio.to_thread(worker_processes.kill, folder)
+        if await asyncio.to_thread(worker_folders.left, folder):
+            await asyncio.to_thread(worker_folders.kill, folder)
             return
         seen = self._evidence(worker, nodes)  # first: where this fails, it is told the next time
         self._living.discard(worker)

@@ -19,11 +19,10 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from edl.cluster.queue.job_view import JobList, JobShown
+from edl.cluster.queue.job_view import Accounts, JobList, JobShown
 from edl.cluster.queue.submission import JobWish, SizeWish
-from edl.cluster.queue.usage_accounts import Accounts
 from edl.config import Settings
-from edl.coordination.peer_user import ForeignServer, check_server
+from edl.coordination.dialing import ForeignServer, check_server
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
 from edl.host.network import LOOPBACK, is_loopback
 from edl.scheduler.cluster_access import Write

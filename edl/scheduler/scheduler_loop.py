@@ -4,7 +4,8 @@ It hears submissions, wishes, agents and jobs, lets its machine decide, makes th
 then acts (I9). Whatever goes wrong with the coordinator, it begins again from what lies there: a decision whose write
 was not answered is found there, or never was.
 
-Owns: this loop. Does not own: the decisions (`edl.cluster.queue.scheduler_machine`), nor the election.
+Owns: this loop, and the times of its decisions for its log, each from the news until the decision is durable. Does not
+own: the decisions (`edl.cluster.queue.scheduler_machine`), nor the election.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from edl.clock import SystemClock
 from edl.cluster.queue.job_view import left_out_by
-from edl.cluster.queue.phases import ACTIVE, JobPhase
-from edl.cluster.queue.queue_entries import JobEntry
+from edl.cluster.queue.queue_entries import ACTIVE, JobEntry, JobPhase
 from edl.cluster.queue.queue_ownership import QueueOwner
 from edl.cluster.queue.scheduler_inputs import (
     Act,
@@ -44,9 +46,63 @@ from edl.cluster.queue.scheduler_machine import SchedulerMachine
 from edl.coordination.election import Reign
 from edl.coordination.store import StoreRefused, Watch
 from edl.errors import EdlError, StoreUnavailable
-from edl.scheduler.decision_times import DecisionTimes
 from edl.scheduler.job_poller import JobsObserver
 from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, WISHES, QueueStore
+
+KEPT: Final = 10_000
+TOLD_EVERY_S: Final = 60.0
+LINE: Final = re.compile(
+    r"term (\d+): (\d+) decisions, the newest (\d+) within ([\d.]+) ms \(median\), ([\d.]+) ms \(p95\)$", re.MULTILINE
+)
+
+
+class ToldTimes(NamedTuple):
+    """Decision times of one reign, read from a line of a log."""
+
+    term: int
+    made: int  # decisions of that reign
+    newest: int  # whose times these are
+    median_ms: float
+    p95_ms: float
+
+
+class DecisionTimes:
+    """Decision times of one reign. To note a time costs an append; the times are sorted once a minute."""
+
+    def __init__(self, now: float) -> None:
+        self._newest: deque[float] = deque(maxlen=KEPT)
+        self._made = self._told = 0
+        self._told_at = now
+
+    def note(self, seconds: float) -> None:
+        self._newest.append(seconds)
+        self._made += 1
+
+    def due(self, now: float) -> str:
+        """A line for the log; empty where it is not time, or nothing was decided since."""
+        if now - self._told_at < TOLD_EVERY_S:
+            return ""
+        self._told_at = now
+        return self.last()
+
+    def last(self) -> str:
+        """A line of all; empty where nothing was decided that was not told."""
+        if self._made == self._told:
+            return ""
+        self._told = self._made
+        ordered = sorted(self._newest)
+        median, p95 = (1000 * ordered[int(share * len(ordered))] for share in (0.5, 0.95))
+        return f"{self._made} decisions, the newest {len(ordered)} within {median:.1f} ms (median), {p95:.1f} ms (p95)"
+
+
+def told_in(log: str) -> list[ToldTimes]:
+    """The last line of each term that a log tells of."""
+    found = {
+        int(term): ToldTimes(int(term), int(made), int(newest), float(median), float(p95))
+        for term, made, newest, median, p95 in LINE.findall(log)
+    }
+    return list(found.values())
+
 
 logger = logging.getLogger("edl")
 

@@ -1,6 +1,6 @@
 """Tokens of the HTTP interface: the owner's, in a file private to the owner, and digests of the users'.
 
-Owns: these files. Does not own: what a token opens (`edl.cluster.queue.authorization`).
+Owns: these files. Does not own: what a token opens (`edl.cluster.queue.submission`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from edl.cluster.queue.authorization import TokenHolder, caller_of, digest
-from edl.cluster.queue.submission import USER
+from edl.cluster.queue.submission import USER, TokenHolder, caller_of, digest
 from edl.errors import ConfigError
 from edl.file_lock import open_lock, turn
 from edl.scheduler.cluster_home import ClusterHome, put, put_once

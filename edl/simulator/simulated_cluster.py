@@ -21,10 +21,9 @@ import msgspec
 from edl.cluster.placement import Rule, place
 from edl.cluster.views import Allotment, ClusterDecision, ClusterPolicy, ClusterView, JobView, Node
 from edl.errors import ConfigError, EdlError
-from edl.simulator.change_cost import ChangeCost, uniform
 from edl.simulator.simulated_fitting import Speeds
 from edl.simulator.simulated_job import SimulatedJob
-from edl.simulator.trace import Trace
+from edl.simulator.trace import ChangeCost, Trace, uniform
 
 
 class Faults(msgspec.Struct, frozen=True):

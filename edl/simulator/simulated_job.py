@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from edl.cluster.views import JobView, Placement, Speed
-from edl.simulator.change_cost import ChangeCost
 from edl.simulator.courses.course import Step
-from edl.simulator.trace import TraceJob
+from edl.simulator.trace import ChangeCost, TraceJob
 
 
 class Stretch(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """Norms of gradients before they are averaged and after, in the steps in which the gradient noise is measured.
 
 Owns: taking the norms and giving them to all, in graphs too. Does not own: which steps those are
-(`edl.trainer.rates.factors`), nor what follows from the norms (`edl.policy.gradient_noise`).
+(`edl.trainer.rates.factors`), nor what follows from the norms (`edl.policy.learning`).
 
 A traced function reads from a variable of ours whether its step is measured; then all workers read the same, as there
 is one all-reduce more in such a step.
@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from edl.errors import UsageError
-from edl.policy.gradient_noise import of_step
+from edl.policy.learning import of_step
 
 WEIGHTLESS = [0.0, 0.0, 0.0]
 
@@ -74,7 +74,7 @@ class TensorNoise:
             return tf.constant(True)
 
     def take(self, parts: int) -> tuple[float, float] | None:
-        """`edl.policy.gradient_noise.of_step` of the newest step; None where not all of so many parts were averaged in
+        """`edl.policy.learning.of_step` of the newest step; None where not all of so many parts were averaged in
         it.
         """
         own, inverse, having, whole, count = self._heard.numpy().tolist()

@@ -32,7 +32,7 @@ from torch.nn.parameter import is_lazy
 from edl.collectives.name_warmup import Named
 from edl.collectives.ring_port import GradientWeight, is_fault
 from edl.errors import RingBroken, RingFault, UsageError
-from edl.policy.gradient_noise import of_step
+from edl.policy.learning import of_step
 from edl.torch.absence import are_absent, blank, takes_gradients
 from edl.torch.backward import Backward, Reduction, finish, task_id
 from edl.torch.sharded import is_sharded, local_of

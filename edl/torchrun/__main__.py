@@ -25,7 +25,6 @@ from edl.torch.torch_process import framework, trainer
 from edl.torch.torch_reducer import USUAL
 from edl.torchrun import parallel_model
 from edl.torchrun.group_names import GroupNames
-from edl.torchrun.outside_modules import OUTSIDE
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
 from edl.torchrun.range_loops import ScriptRange, makes_batches
 from edl.torchrun.refusals import SPAWN
@@ -34,7 +33,7 @@ from edl.torchrun.script_numbers import NUMBERS, ScriptNumbers
 from edl.torchrun.script_passes import Loaders, ScriptSteps
 from edl.torchrun.script_reading import folder_of, made_of_rank
 from edl.torchrun.script_trial import ScriptTrial
-from edl.torchrun.training_objects import TrainingObjects, let_schedules_end
+from edl.torchrun.training_objects import OUTSIDE, TrainingObjects, let_schedules_end
 from edl.torchrun.trial_result import ACCUMULATE, TRIAL, TrialResult
 from edl.torchrun.worker_group import WorkerGroup, set_environment
 

@@ -1,10 +1,15 @@
-"""Optimizers, schedules and scalers that a script makes for itself, found where they are made.
+"""Objects that a script makes besides its wrapped models: optimizers, schedules, scalers, and other modules.
 
-Owns: finding them, and giving them to edl before the first mini-batch. Does not own: what edl does with them
-(`edl.torch.optimizer`, `edl.trainer.registered_state`).
+Owns: finding them, giving optimizers, schedules and scalers to edl before the first mini-batch, and giving a newcomer
+the tensors that training changes in modules such as a teacher, an average of the weights, a loss with a buffer. Does
+not own: what edl does with them (`edl.torch.optimizer`), nor how they travel (`edl.trainer.registered_state`).
 
-They are noted in the order of their making, which is the same on all workers as these run the same script. An optimizer
-that trains a wrapped model averages gradients from then on; it stays the object that schedules and scalers hold.
+Optimizers, schedules and scalers are noted in the order of their making, which is the same on all workers as these run
+the same script. An optimizer that trains a wrapped model averages gradients from then on; it stays the object that
+schedules and scalers hold.
+
+No optimizer and no wrapped model tells of the other modules, so edl compares nothing in them: a script may have one on
+rank 0 alone. A newcomer takes the contents of those that it has made, too.
 """
 
 from __future__ import annotations
@@ -12,8 +17,9 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
@@ -21,10 +27,71 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torch.optim.swa_utils import AveragedModel
 
 from edl.errors import UsageError
+from edl.torch.loop_state import Travels, as_plain, from_plain
 from edl.torch.optimizer import Elastic
+from edl.torch.torch_fingerprints import fingerprints
 from edl.torch.torch_state import parameters_of
-from edl.torchrun.outside_modules import OutsideModules
 from edl.torchrun.refusals import REFUSED_KINDS
+
+OUTSIDE: Final = "torchrun_modules"
+
+
+class OutsideModules(Travels):
+    """The tensors in them that have changed; a value that `edl.register` takes."""
+
+    replaced = True
+
+    def __init__(self, modules: Sequence[torch.nn.Module], known: Collection[int]) -> None:
+        """`known`: tensors that edl knows of otherwise, by `id`."""
+        self._known = frozenset(known)
+        self._named: dict[str, torch.nn.Module] = {}
+        counts = Counter[str]()
+        for module in _roots(modules):
+            mine = [(name, tuple(tensor.shape)) for name, tensor in self._tensors(module)]
+            if mine:
+                kind = f"{type(module).__qualname__} {len(mine)} {mine[0][0]}"
+                counts[kind] += 1
+                self._named[f"{kind} {counts[kind]}"] = module
+        self._before = {name: _digest(tensor) for name, tensor in self._all()}
+
+    def __bool__(self) -> bool:
+        return bool(self._named)
+
+    def now(self) -> dict[str, Any]:
+        return {name: as_plain(tensor) for name, tensor in self._all() if self._before.get(name) != _digest(tensor)}
+
+    def take(self, found: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            for name, tensor in self._all():
+                if name in found and (theirs := from_plain(found[name])).shape == tensor.shape:
+                    tensor.copy_(theirs)
+
+    def _all(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, module in self._named.items():
+            for part, tensor in self._tensors(module):
+                yield f"{name}.{part}", tensor
+
+    def _tensors(self, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+            if id(tensor) not in self._known and not torch.nn.parameter.is_lazy(tensor) and _is_plain(tensor):
+                yield name, tensor.detach()
+
+
+def _roots(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return those that are in no other."""
+    modules = list(modules)
+    inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+    return [module for module in modules if id(module) not in inner and "_modules" in module.__dict__]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.device.type != "meta" and tensor.numel() > 0
+
+
+def _digest(tensor: torch.Tensor) -> int:
+    (found,) = fingerprints([("", tensor)])
+    return found.digest
+
 
 NOTED = (Optimizer, LRScheduler, torch.amp.GradScaler, torch.nn.Module)
 
@@ -117,7 +184,7 @@ class TrainingObjects:
 
     def kept(self) -> Callable[[], None]:
         """Keep schedules, scalers and hyper-parameters as they are. Return a function that puts them back."""
-        values = [(one, copy.deepcopy(one.state_dict())) for one in _living(self._registered) if _is_plain(one)]
+        values = [(one, copy.deepcopy(one.state_dict())) for one in _living(self._registered) if _is_no_module(one)]
         rates = [
             (group, {name: copy.deepcopy(value) for name, value in group.items() if name != "params"})
             for optimizer in _living(self._noted)
@@ -137,7 +204,7 @@ def _living(noted: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for ref in noted if (one := ref()) is not None]
 
 
-def _is_plain(one: Any) -> bool:
+def _is_no_module(one: Any) -> bool:
     return not isinstance(one, torch.nn.Module)
 
 

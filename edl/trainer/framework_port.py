@@ -232,7 +232,7 @@ class Framework(Protocol):
         """Turn noise measurement on or off from the next step, on all workers alike."""
 
     def take_noise(self) -> tuple[float, float] | None:
-        """Return `edl.policy.gradient_noise.of_step` of the newest step, in which norms were noted; None if unknown."""
+        """Return `edl.policy.learning.of_step` of the newest step, in which norms were noted; None if unknown."""
 
     def adding_up(self) -> AbstractContextManager[None]:
         """Return a context in which gradients only add up in this worker."""

@@ -176,7 +176,7 @@ class SnapshotWriter:
             copying.finish()
 
     def _begun(self, save: Save, folder: Path, *, beside: bool = False) -> _Copying:
-        from edl.checkpoints.checksum import checksum_of
+        from edl.checkpoints.manifest import checksum_of
         from edl.checkpoints.part_files import Own, PartCopy, StateHead
 
         self._has_spare = True

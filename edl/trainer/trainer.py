@@ -34,8 +34,7 @@ from edl.core.worker.worker_inputs import (
 from edl.core.worker.worker_states import ENDING
 from edl.errors import ConfigError, UsageError
 from edl.host.job_discovery import check_again, check_one_ring, joined
-from edl.policy.gradient_noise import MeasuredNoise
-from edl.policy.learning import RAMP_STEPS
+from edl.policy.learning import RAMP_STEPS, MeasuredNoise
 from edl.protocol.checkpoint_record import Origin
 from edl.protocol.divergence_report import Fingerprint
 from edl.protocol.ring_places import RingKind, ring_kind

@@ -1,13 +1,18 @@
-"""The failures of a call to a peer. All are PeerError: the caller may ask again, or ask another leader.
+"""The port by which a leader listens and a daemon calls, and the failures of a call.
 
-Owns: the failures of a call, the reasons of a refusal, and the counts of refusals by reason. Does not own: the reaction
-to them (`edl.daemon`).
+gRPC implements the port, and a twin in memory for simulation. All failures are PeerError: the caller may ask again, or
+ask another leader. Owns: the port, the failures of a call, the reasons of a refusal, and the counts of refusals by
+reason. Does not own: the reaction to them (`edl.daemon`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
+from types import UnionType
+from typing import Any, Protocol, TypeVar, overload
+
+import msgspec
 
 from edl.errors import PeerError
 
@@ -73,3 +78,35 @@ class Refusals:
     def snapshot(self) -> dict[str, int]:
         """Return the number of refusals by reason, without reasons that never occurred."""
         return dict(self._counts)
+
+
+R = TypeVar("R")
+
+
+class Listener(Protocol):
+    """The leader's side."""
+
+    term: int
+
+    async def start(self, host: str) -> int:
+        """Listen on this address only; return the port."""
+
+    async def stop(self) -> None:
+        """Take no more calls, let those in flight end for a moment, then cut them. Harmless twice."""
+
+
+class Caller(Protocol):
+    """The daemon's side, for one address."""
+
+    def connect(self) -> None:
+        """Begin to connect, so that the first call takes no longer than others. Harmless twice."""
+
+    @overload
+    async def call(self, body: msgspec.Struct, reply_type: type[R], *, term: int, deadline_s: float) -> R: ...
+    @overload
+    async def call(self, body: msgspec.Struct, reply_type: UnionType, *, term: int, deadline_s: float) -> Any: ...
+    async def call(self, body: msgspec.Struct, reply_type: Any, *, term: int, deadline_s: float) -> Any:
+        """Return the reply. Raises Unreachable, DeadlineExceeded, Refused, Unauthentic; all within `deadline_s`."""
+
+    async def close(self) -> None:
+        """End calls in flight with Unreachable. Harmless twice."""

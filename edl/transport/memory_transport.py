@@ -122,7 +122,7 @@ class MemoryNetwork:
 
 
 class MemoryListener:
-    """The listener of a memory network; see `edl.transport.transport_port.Listener`."""
+    """The listener of a memory network; see `edl.transport.call_errors.Listener`."""
 
     def __init__(self, network: MemoryNetwork, service: Service) -> None:
         self._network = network
@@ -169,7 +169,7 @@ class MemoryListener:
 
 
 class MemoryClient:
-    """The caller of a memory network; see `edl.transport.transport_port.Caller`."""
+    """The caller of a memory network; see `edl.transport.call_errors.Caller`."""
 
     def __init__(self, network: MemoryNetwork, speaker: Speaker, sender: str, address: str) -> None:
         self._network = network

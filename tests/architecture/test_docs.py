@@ -20,7 +20,7 @@ import yaml
 from edl.cli.command_arguments import TWINS
 from edl.cli.job_flags import job_named
 from edl.cli.parser import build, parse
-from edl.cluster.queue import phases
+from edl.cluster.queue import queue_entries
 from edl.config import TABLE
 from edl.config.settings_table import MORE_VARIABLES
 from edl.core.job import member_states
@@ -198,7 +198,9 @@ def test_transitions_are_those_of_the_code() -> None:
 def test_a_cluster_jobs_phases_are_those_of_the_code() -> None:
     shown = transitions(DOCS / "cluster.md", "A job")
     assert len(set(shown)) == len(shown)
-    assert set(shown) == {(phase.value, turn.value, to.value) for (phase, turn), to in phases.TRANSITIONS.items()}
+    assert set(shown) == {
+        (phase.value, turn.value, to.value) for (phase, turn), to in queue_entries.TRANSITIONS.items()
+    }
 
 
 def test_a_trainers_states_are_those_of_the_code() -> None:

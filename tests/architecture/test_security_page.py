@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.cluster.queue import queue_bounds
+from edl.cluster.queue import submission
 from edl.collectives import rendezvous
 from edl.coordination import child_server, zookeeper_server
 from edl.coordination.embedded import __main__ as embedded
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "security.md"
 LISTENS = {"create_server", "start_server", "start_unix_server", "add_insecure_port", "add_secure_port", "bind"}
 PROBES = {  # they let go of the port at once
-    "edl/coordination/local_place.py",
+    "edl/coordination/child_server.py",
     "edl/launch/doctor.py",
     "edl/scheduler/cluster_start.py",
 }
@@ -50,7 +50,7 @@ SOURCES = {  # where edl listens: how the row begins, and what its bound says
     "edl/transport/pipe.py": ("a worker's private pipe", f"{pipe.MAX_BYTES >> 20} MiB"),
     "edl/cli/dashboard.py": ("the page of `edl dashboard`", f"{HTTP} and comes within {http_serving.ASK_S:g} s"),
     "edl/daemon/metrics/metrics_server.py": ("metrics, where", READERS),
-    "edl/scheduler/web/web_process.py": (
+    "edl/scheduler/web/web_server.py": (
         "the HTTP interface",
         f"{BODIES}; {web.STREAMS} logs followed, {web.WAITS} callers that wait",
     ),
@@ -106,7 +106,7 @@ def test_the_bounds_of_folders_are_the_codes() -> None:
     assert f"{cluster_processes.LOG_BYTES // 1_000_000} MB of each process" in found["`cluster/logs/`"]
     own = found["`jobs/*/embedded/`"]
     assert f"{embedded.MAX_BYTES >> 20} MiB of nodes" in own and f"and {journal.SLACK_BYTES >> 20} MiB" in own
-    assert f"{queue_bounds.ENVIRON_BYTES:,} bytes" in found["`cluster/environs/*`"]
+    assert f"{submission.ENVIRON_BYTES:,} bytes" in found["`cluster/environs/*`"]
     assert f"the newest {worker_folders.KEPT_CLAIMS} that are gone" in found["`cluster/nodes/*/workers/`"]
     assert f"{worker_wrapper.LAST_WORD_BYTES >> 10} KiB" in found["`cluster/nodes/*/workers/*/exit.json`"]
     assert all(

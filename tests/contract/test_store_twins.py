@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from edl.coordination.connect import connect
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.embedded.embedded_server import LocalEmbedded
 from edl.coordination.memory_store import MemoryServer
-from edl.coordination.store import ANY, Check, Create, Delete, Link, Store, StoreRefused, Write
+from edl.coordination.store import ANY, Check, Create, Delete, Link, Store, StoreRefused, Write, connect
 from edl.errors import EdlError
 
 PATHS = ("/a", "/a/b", "/a/b/c", "/a/d", "/e", "/e/f")

@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from edl.coordination.local_place import free_port
+from edl.coordination.child_server import free_port
 
 SETUP = Path(__file__).parents[2] / ".setup"
 EACH_S = 0.5  # from one scrape to the next

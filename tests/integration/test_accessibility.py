@@ -19,17 +19,14 @@ from seen_job import BEGAN, event, feed, scaled, status
 from seen_proof import MACHINE, PROOF
 
 from edl.cli.dashboard import compared
-from edl.dashboard.access import Access
-from edl.dashboard.cluster_feed import ClusterFeed, ClusterSeen
-from edl.dashboard.cluster_server import ClusterPageServer
+from edl.dashboard.cluster_server import ClusterFeed, ClusterPageServer, ClusterSeen
 from edl.dashboard.comparison_page import comparison
-from edl.dashboard.page_feed import Feed
+from edl.dashboard.page_feed import Feed, History
 from edl.dashboard.page_report import report
 from edl.dashboard.page_server import PageServer
-from edl.dashboard.series import History
-from edl.dashboard.site import GuardedSite
+from edl.dashboard.site import Access, GuardedSite
 from edl.host.http_serving import listen
-from edl.launch.progress_log import Point
+from edl.launch.status_poller import Point
 from edl.proof.proof_report import HorovodTurns, ProofHost, as_page
 from edl.protocol.record import JobState
 

@@ -16,9 +16,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from seen_server import until
 
-from edl.coordination import child_server, gate
-from edl.coordination.connect import connect
+from edl.coordination import child_server, zookeeper_server
 from edl.coordination.coordinator_settings import Digest
+from edl.coordination.store import connect
 from edl.coordination.zookeeper_server import LocalServer
 from edl.errors import ConfigError
 
@@ -29,7 +29,7 @@ NOBODY = 65534
 PLACES = ("/", "/zookeeper", "/zookeeper/config", "/zookeeper/quota")
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="plays another user")
-gated = pytest.mark.skipif(gate.find_gate() is None, reason="the gate is not compiled")
+gated = pytest.mark.skipif(zookeeper_server.find_gate() is None, reason="the gate is not compiled")
 
 
 @contextlib.contextmanager

@@ -23,14 +23,12 @@ from test_forked_newcomers import stack
 from warm_python import WarmPython
 
 from edl.cli import main
-from edl.coordination import connect
 from edl.coordination.coordinator_settings import Coordinator, Digest
-from edl.coordination.store import AccessDenied
+from edl.coordination.store import AccessDenied, connect
 from edl.core.audit.sample_account import account
 from edl.launch.job_processes import marked
 from edl.scheduler.cluster_home import ClusterHome
-from edl.scheduler.worker_folders import mark_of
-from edl.scheduler.worker_processes import script_of
+from edl.scheduler.worker_folders import mark_of, script_of
 from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -566,7 +564,7 @@ def test_a_cluster_in_a_coordinator_of_others_is_opened_by_their_user(tmp_path: 
         cluster("cluster", "stop", "--now")
 
     async def read(user: str) -> bool:
-        store = await connect.connect(Coordinator(hosts, Digest(user, "word")), 10.0)
+        store = await connect(Coordinator(hosts, Digest(user, "word")), 10.0)
         try:
             return await store.read("/edl-cluster/jobs/theirs") is not None
         finally:

@@ -10,10 +10,9 @@ import pytest
 from browser import Browser
 from seen_cluster import a_busy_hour, entry, looked_at
 
-from edl.cluster.queue.phases import JobPhase
-from edl.dashboard.access import Access
-from edl.dashboard.cluster_feed import ClusterFeed, ClusterSeen
-from edl.dashboard.cluster_server import ClusterPageServer
+from edl.cluster.queue.queue_entries import JobPhase
+from edl.dashboard.cluster_server import ClusterFeed, ClusterPageServer, ClusterSeen
+from edl.dashboard.site import Access
 from edl.host.http_serving import listen
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]

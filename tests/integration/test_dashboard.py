@@ -18,11 +18,10 @@ from elastic_job import Job
 from seen_job import BEGAN, event, feed, status
 from wire import Wire
 
-from edl.dashboard.access import Access
-from edl.dashboard.buttons import STOP_REASON
-from edl.dashboard.page_server import PageServer
+from edl.dashboard.page_server import STOP_REASON, PageServer
+from edl.dashboard.site import Access
 from edl.host.http_serving import listen
-from edl.launch.progress_log import Point
+from edl.launch.status_poller import Point
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from elastic_job import Job
 
-from edl.coordination.local_place import free_port
+from edl.coordination.child_server import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

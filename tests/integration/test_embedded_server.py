@@ -23,10 +23,9 @@ import pytest
 from pace import patient
 from seen_server import listening, until
 
-from edl.coordination.connect import connect
+from edl.coordination.embedded.embedded_core import BeginSession
 from edl.coordination.embedded.embedded_server import LocalEmbedded
-from edl.coordination.embedded.embedded_wire import BeginSession
-from edl.coordination.store import Link
+from edl.coordination.store import Link, connect
 from edl.errors import ConfigError, StoreUnavailable, UsageError
 
 pytestmark = pytest.mark.integration

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from elastic_job import Job
 
-from edl.coordination.local_place import free_port
+from edl.coordination.child_server import free_port
 from edl.protocol.audit_lines import Committed
 from edl.trainer.data.audit_files import read
 

@@ -16,11 +16,10 @@ from elastic_job import Job
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from edl.exports.curves import STEPS, WORKERS, Curves
-from edl.exports.event_filter import Teller
+from edl.exports.curves import STEPS, WORKERS, Curves, Teller
 from edl.exports.tensorboard import TensorBoardFiles
 from edl.launch.job_records import Folder
-from edl.launch.progress_log import Point, read_figures
+from edl.launch.status_poller import Point, read_figures
 
 GAP_S = 5.0  # at most between two points around a planned change: there is one a second
 

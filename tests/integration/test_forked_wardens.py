@@ -22,7 +22,7 @@ from edl.file_lock import is_held
 from edl.launch.child_worker import search_path
 from edl.scheduler.local_engine import LocalEngine
 from edl.scheduler.worker_engine import Start
-from edl.scheduler.worker_processes import lives, script_of
+from edl.scheduler.worker_folders import lives, script_of
 from edl.scheduler.worker_wrapper import status
 
 pytestmark = pytest.mark.integration
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 WORKER = f"""{SCRIPT}
     from pathlib import Path
 
-    from edl.host.folders import make_folder
+    from edl.host.imported_modules import make_folder
     from edl.host.imported_modules import tell_imported
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))

@@ -15,9 +15,9 @@ import pytest
 from pace import patient
 from seen_server import listening, until
 
+from edl.coordination.child_server import free_port
 from edl.coordination.coordinator_settings import Coordinator, Digest
 from edl.coordination.etcd.etcd_connection import EtcdConnection
-from edl.coordination.etcd.etcd_layout import KeyLayout
 from edl.coordination.etcd.etcd_messages import (
     AUTH_ENABLE,
     LEASE_GRANT,
@@ -39,8 +39,8 @@ from edl.coordination.etcd.etcd_messages import (
 )
 from edl.coordination.etcd.etcd_server import LocalEtcd
 from edl.coordination.etcd.etcd_store import connect
+from edl.coordination.etcd.etcd_transactions import KeyLayout
 from edl.coordination.etcd.etcd_watches import Watches
-from edl.coordination.local_place import free_port
 from edl.coordination.store import MAX_OPS, AccessDenied, Create, Link
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 

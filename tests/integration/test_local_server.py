@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from seen_server import until
 
-from edl.coordination import java, zookeeper
+from edl.coordination import local_coordinator, zookeeper
+from edl.coordination.child_server import free_port
 from edl.coordination.coordinator_settings import Coordinator, Digest
-from edl.coordination.local_place import free_port
 from edl.coordination.store import Link
 from edl.coordination.zookeeper_server import LocalServer
 from edl.errors import ConfigError, UsageError
@@ -67,13 +67,13 @@ def test_java_is_looked_for_in_order(tmp_path):
         places[name].write_text("#!/bin/sh\n")
         places[name].chmod(0o755)
     env = {"EDL_JAVA": str(places["named"]), "JAVA_HOME": str(tmp_path / "home"), "PATH": str(tmp_path / "path")}
-    assert java.find_java(env) == places["named"]
+    assert local_coordinator.find_java(env) == places["named"]
     del env["EDL_JAVA"]
-    assert java.find_java(env) == places["home/bin"]
+    assert local_coordinator.find_java(env) == places["home/bin"]
     del env["JAVA_HOME"]
-    assert java.find_java(env) == places["path"]
+    assert local_coordinator.find_java(env) == places["path"]
     with pytest.raises(ConfigError, match="EDL_JAVA=/nowhere is no program"):
-        java.find_java({**env, "EDL_JAVA": "/nowhere"})
+        local_coordinator.find_java({**env, "EDL_JAVA": "/nowhere"})
 
 
 def test_a_java_that_came_by_pip_is_found_without_importing_its_package(tmp_path, monkeypatch):
@@ -82,27 +82,27 @@ def test_a_java_that_came_by_pip_is_found_without_importing_its_package(tmp_path
     (package / "__init__.py").write_text("raise AssertionError('imported')")
     (package / "java-runtime" / "bin" / "java").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    assert java.find_java({"PATH": "/nowhere"}) == package / "java-runtime" / "bin" / "java"
+    assert local_coordinator.find_java({"PATH": "/nowhere"}) == package / "java-runtime" / "bin" / "java"
 
 
 def test_jars_may_be_named(tmp_path):
     for name in ("zookeeper-3.9.0.jar", "zookeeper-jute-3.9.0.jar", "slf4j-api-1.jar", "logback-core-1.jar", "x.jar"):
         (tmp_path / name).write_text("")
-    names = [jar.name for jar in java.find_jars({"EDL_ZOOKEEPER_JARS": str(tmp_path)})]
+    names = [jar.name for jar in local_coordinator.find_jars({"EDL_ZOOKEEPER_JARS": str(tmp_path)})]
     assert names == ["zookeeper-3.9.0.jar", "zookeeper-jute-3.9.0.jar", "slf4j-api-1.jar", "logback-core-1.jar"]
     single = tmp_path / "x.jar"
-    assert java.find_jars({"EDL_ZOOKEEPER_JARS": str(single)}) == (single,)
+    assert local_coordinator.find_jars({"EDL_ZOOKEEPER_JARS": str(single)}) == (single,)
     with pytest.raises(ConfigError, match="there is no"):
-        java.find_jars({"EDL_ZOOKEEPER_JARS": str(tmp_path / "gone.jar")})
+        local_coordinator.find_jars({"EDL_ZOOKEEPER_JARS": str(tmp_path / "gone.jar")})
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"has no zookeeper\.jar"):
-        java.find_jars({"EDL_ZOOKEEPER_JARS": str(tmp_path / "empty")})
+        local_coordinator.find_jars({"EDL_ZOOKEEPER_JARS": str(tmp_path / "empty")})
 
 
 def test_missing_jars_name_the_command_that_brings_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(java, "_SYSTEM_JARS", tmp_path)
+    monkeypatch.setattr(local_coordinator, "_SYSTEM_JARS", tmp_path)
     with pytest.raises(ConfigError, match=r"apt-get install [^\n]*libzookeeper-java"):
-        java.find_jars({})
+        local_coordinator.find_jars({})
 
 
 # ------------------------------------------------------------------------------------------------- the client's traps

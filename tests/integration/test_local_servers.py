@@ -15,12 +15,11 @@ import pytest
 from seen_server import alive, listening, until
 
 from edl.coordination import child_server
-from edl.coordination.connect import connect
+from edl.coordination.child_server import free_port
 from edl.coordination.coordinator_settings import Digest
 from edl.coordination.embedded.embedded_server import LocalEmbedded
 from edl.coordination.etcd.etcd_server import LocalEtcd
-from edl.coordination.local_place import free_port
-from edl.coordination.store import Link
+from edl.coordination.store import Link, connect
 from edl.coordination.zookeeper_server import LocalServer
 from edl.errors import ConfigError, UsageError
 

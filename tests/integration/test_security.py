@@ -13,11 +13,10 @@ import pytest
 from kazoo.client import KazooClient
 
 from edl.coordination import zookeeper
-from edl.coordination.connect import connect
+from edl.coordination.child_server import free_port
 from edl.coordination.coordinator_settings import Coordinator, Digest, Tls
 from edl.coordination.etcd.etcd_server import LocalEtcd
-from edl.coordination.local_place import free_port
-from edl.coordination.store import AccessDenied, Check, Create
+from edl.coordination.store import AccessDenied, Check, Create, connect
 from edl.coordination.zookeeper_server import LocalServer, base_config
 from edl.errors import ConfigError
 

@@ -38,10 +38,11 @@ from edl.cluster.queue.agent_machine import (
 from edl.cluster.queue.end_causes import EndEvidence
 from edl.cluster.queue.job_view import left_out_by
 from edl.cluster.queue.measured_speeds import UnknownSpeeds
-from edl.cluster.queue.phases import ACTIVE, TERMINAL, JobPhase
-from edl.cluster.queue.queue_clock import SeenTime
 from edl.cluster.queue.queue_entries import (
+    ACTIVE,
+    TERMINAL,
     JobEntry,
+    JobPhase,
     NodeReport,
     QueueEvent,
     Submission,
@@ -49,7 +50,7 @@ from edl.cluster.queue.queue_entries import (
     WorkerWish,
     orders_of,
 )
-from edl.cluster.queue.queue_ownership import QueueOwner, is_owner
+from edl.cluster.queue.queue_ownership import QueueOwner, SeenTime, is_owner
 from edl.cluster.queue.scheduler_inputs import (
     Act,
     BeginLife,

@@ -14,10 +14,9 @@ from simulated import conditions, job, nodes, run, trace
 
 from edl.cluster.placement import place
 from edl.cluster.policies import registry
-from edl.cluster.policies.elastic_tiresias import ElasticTiresias
-from edl.cluster.policies.tiresias_policy import Queues, gittins, noted
+from edl.cluster.policies.tiresias_policy import ElasticTiresias, Queues, gittins, noted
 from edl.cluster.views import Aim, ClusterDecision, ClusterPolicy, ClusterView, JobView, Provenance, Rates
-from edl.simulator.courses.iterations import Iterations
+from edl.simulator.courses.course import Iterations
 from edl.simulator.trace import TrueSpeed
 
 QUEUES = Queues((57_600.0,), 8)

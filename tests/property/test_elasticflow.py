@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.cluster.policies.elasticflow_policy import ADMITTED, ElasticFlow
-from edl.cluster.speed_tables import Table
-from edl.cluster.views import ClusterView, JobView, Node
+from edl.cluster.views import ClusterView, JobView, Node, Table
 from examples import examples
 
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from edl.coordination.embedded import journal
 from edl.coordination.embedded.journal import Journal, JournalDamaged, KeptNode, framed, read_back, written
-from edl.coordination.node_tree import ROOT
 from edl.coordination.store import ANY, Check, Create, Delete, StoreRefused, Write
-from edl.coordination.store_state import OpsCommitted, SessionEnded, SessionOpened, StoreFull, StoreState
+from edl.coordination.store_state import ROOT, OpsCommitted, SessionEnded, SessionOpened, StoreFull, StoreState
 from edl.errors import UsageError
 
 paths = st.sampled_from(["/", "/a", "/a/b", "/a/b/c", "/d"])

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from edl.cluster.policies.gavel import ROUND, Gavel, filled
-from edl.cluster.speed_tables import Guess
-from edl.cluster.views import ClusterView, JobView, Node
+from edl.cluster.views import ClusterView, Guess, JobView, Node
 from examples import examples
 
 

@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.cluster.candidates import admitted, ladder
-from edl.cluster.policies.dp import ThroughputOptimizer
+from edl.cluster.knapsack import admitted, ladder
 from edl.cluster.policies.elasticflow_policy import ElasticFlow
 from edl.cluster.policies.gavel import Gavel
-from edl.cluster.policies.goodput import Goodput
-from edl.cluster.speed_tables import Table
-from edl.cluster.views import Aim, ClusterView, JobView, Node, Provenance, Rates
+from edl.cluster.policies.goodput import Goodput, ThroughputOptimizer
+from edl.cluster.views import Aim, ClusterView, JobView, Node, Provenance, Rates, Table
 from examples import examples
 
 ALL = (ThroughputOptimizer(), Goodput(), Gavel(), ElasticFlow())

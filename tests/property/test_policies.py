@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edl.core.data import batching
 from edl.errors import ConfigError
-from edl.policy import learning, utility
+from edl.policy import efficiency, learning
 from edl.policy.efficiency import Efficiency, Search, Worth, scaling_efficiency
 from edl.policy.policy_job_view import View
 from edl.policy.stragglers import Spent, WorkerPaces
@@ -84,10 +84,10 @@ def test_efficiency_is_one_for_perfect_scaling_and_nothing_for_none(samples_s, o
 
 
 def test_an_end_is_worth_what_the_file_says() -> None:
-    falling = utility.read("price = 1\nlinear = { worth = 100, until_s = 1000 }", "u.toml")
+    falling = efficiency.read("price = 1\nlinear = { worth = 100, until_s = 1000 }", "u.toml")
     assert [falling.at(end) for end in (0, 250, 1000, 1001)] == [100, 75, 0, 0]
     text = "price=0.5\npieces=[{worth=10,until_s=60},{worth=10,to=4,until_s=120}]"
-    pieces = utility.read(text, "u.toml")
+    pieces = efficiency.read(text, "u.toml")
     assert [pieces.at(end) for end in (60, 90, 120, 121)] == [10, 7, 4, 0]
 
 
@@ -104,13 +104,13 @@ def test_an_end_is_worth_what_the_file_says() -> None:
 )
 def test_a_wrong_file_is_refused_with_its_name(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as error:
-        utility.read(text, "u.toml")
+        efficiency.read(text, "u.toml")
     assert "u.toml" in str(error.value)
 
 
 @given(st.integers(0, 10**7), st.floats(0.1, 1e4), st.floats(0.1, 1e4), st.floats(0, 100))
 def test_worth_is_what_both_ends_bring_less_what_they_cost(left, slow, fast, price) -> None:
-    value = utility.Utility(price, (utility.Piece(1000.0, 7200.0, 0.0),))
+    value = efficiency.Utility(price, (efficiency.Piece(1000.0, 7200.0, 0.0),))
     smaller, larger = Rate(2, 10, round(slow * 1e6), 1e6), Rate(3, 10, round(fast * 1e6), 1e6)
     view = View(now=60.0, step=1, size=2, minimum=1, maximum=4, samples_left=left)
     found = Worth(value).judge(view, smaller, larger)

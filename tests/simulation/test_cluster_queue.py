@@ -11,16 +11,14 @@ from edl.cluster.queue import (
     agent_machine,
     device_assignment,
     job_lifecycle,
-    policy_view,
     queue_migration,
     queue_state,
     scheduler_machine,
 )
 from edl.cluster.queue.agent_machine import AgentMachine
 from edl.cluster.queue.end_causes import EndEvidence
-from edl.cluster.queue.phases import TERMINAL, JobPhase, PhaseChange, after
-from edl.cluster.queue.queue_clock import SeenTime
-from edl.cluster.queue.queue_entries import JobEntry, WorkerWish
+from edl.cluster.queue.queue_entries import TERMINAL, JobEntry, JobPhase, PhaseChange, WorkerWish, after
+from edl.cluster.queue.queue_ownership import SeenTime
 from edl.cluster.queue.queue_state import QueueState
 from edl.cluster.queue.scheduler_inputs import ClusterRules, SendAway
 from tests.model import cluster_simulation
@@ -179,7 +177,7 @@ WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 def test_a_wrong_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, wrong = WRONG[rule]
     monkeypatch.setattr(where, name, wrong)
-    assert policy_view.free_devices is not _free_as_soon_as_told
+    assert queue_state.free_devices is not _free_as_soon_as_told
     for seed in range(100):
         try:
             ClusterPlay(seed).run()

@@ -29,13 +29,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from edl.coordination.connect import connect
+from edl.coordination.child_server import free_port
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.etcd.etcd_connection import EtcdConnection
-from edl.coordination.etcd.etcd_layout import DEFAULT_PREFIX, KeyLayout
 from edl.coordination.etcd.etcd_messages import TXN, RangeRequest, RequestOp, TxnRequest
+from edl.coordination.etcd.etcd_transactions import DEFAULT_PREFIX, KeyLayout
 from edl.coordination.local_coordinator import start_local
-from edl.coordination.local_place import free_port
+from edl.coordination.store import connect
 from edl.errors import EdlError
 from edl.host.credentials import digest_of
 

@@ -16,16 +16,14 @@ from typing import Any
 from kazoo.client import KazooClient
 
 from edl.coordination import kazoo_client
-from edl.coordination.child_server import ChildServer
+from edl.coordination.child_server import LOOPBACK, ChildServer, free_port
 from edl.coordination.coordinator_settings import Coordinator
+from edl.coordination.embedded.embedded_core import EndSession, Told
 from edl.coordination.embedded.embedded_store import EmbeddedStore
-from edl.coordination.embedded.embedded_wire import EndSession, Told
-from edl.coordination.etcd.etcd_connection import EtcdConnection
-from edl.coordination.etcd.etcd_errors import LeaseGone
+from edl.coordination.etcd.etcd_connection import EtcdConnection, LeaseGone
 from edl.coordination.etcd.etcd_messages import LEASE_REVOKE, LeaseRevokeRequest
 from edl.coordination.etcd.etcd_server import LocalEtcd
 from edl.coordination.etcd.etcd_store import EtcdStore
-from edl.coordination.local_place import LOOPBACK, free_port
 from edl.coordination.zookeeper import ZookeeperStore
 from edl.coordination.zookeeper_server import LocalServer, base_config
 from edl.errors import StoreUnavailable

@@ -22,9 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edl.coordination.connect import connect
 from edl.coordination.election import read_leader
-from edl.coordination.store import Link, Store
+from edl.coordination.store import Link, Store, connect
 from tests.soaks.election_chaos import SERVICES, SETTLE_S, Chaos, Contender
 from tests.soaks.election_contender import LOG, ROOT
 

@@ -16,10 +16,9 @@ import sys
 
 from benchmarks.harness import lines, tell
 from edl.coordination import coordinator_settings
-from edl.coordination.connect import connect
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.election import Candidate, Reign
-from edl.coordination.store import Create, Link, Store
+from edl.coordination.store import Create, Link, Store, connect
 from edl.errors import ConfigError, Fenced, StoreUnavailable
 from tests.soaks.coordinator_faults import expire
 

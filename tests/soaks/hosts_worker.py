@@ -12,7 +12,7 @@ import horovod.torch as hvd
 
 import edl.torch as edl
 from benchmarks.worker import MODELS, TorchTask
-from edl.proof.step_notes import digest
+from edl.proof.step_figures import digest
 
 
 def main() -> None:

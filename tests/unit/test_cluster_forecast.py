@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks.cluster import JobFacts, facts_of, forecast, workload
 from benchmarks.real_cluster import Line
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.queue_entries import JobEntry, QueueEvent, Submission
+from edl.cluster.queue.queue_entries import JobEntry, JobPhase, QueueEvent, Submission
 
 LINE = Line("a", 0.0, "digits", 2, 1, 4, 1, 0.1)
 

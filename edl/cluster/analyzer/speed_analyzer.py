@@ -14,10 +14,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from edl.cluster.analyzer.predicted import Batches, Noise, Predicted
-from edl.cluster.analyzer.throughput import MeasuredSteps, StepModel, fit
-from edl.cluster.speed_tables import Guess
-from edl.cluster.views import Speed
+from edl.cluster.analyzer.predicted import Batches, MeasuredSteps, Noise, Predicted, StepModel, fit
+from edl.cluster.views import Guess, Speed
 from edl.errors import ConfigError
 
 KINDS: Final = 64  # kinds of steps kept of one job: the ones least lately reported are forgotten

@@ -27,10 +27,10 @@ class Known(msgspec.Struct, frozen=True):
 POLICIES = {
     "fifo": Known("fifo", "Fifo", sees_speed=False),
     "backfill": Known("fifo", "Backfill", sees_speed=False),
-    "srtf": Known("srtf", "ShortestFirst", sees_left=True),
+    "srtf": Known("fifo", "ShortestFirst", sees_left=True),
     "tiresias": Known("tiresias_policy", "Tiresias", sees_speed=False, placement="most-free"),
-    "elastic-tiresias": Known("elastic_tiresias", "ElasticTiresias"),
-    "dp": Known("dp", "ThroughputOptimizer"),
+    "elastic-tiresias": Known("tiresias_policy", "ElasticTiresias"),
+    "dp": Known("goodput", "ThroughputOptimizer"),
     "goodput": Known("goodput", "Goodput", placement="most-free"),
     "gavel": Known("gavel", "Gavel", sees_speed=False),
     "elasticflow": Known("elasticflow_policy", "ElasticFlow", sees_left=True),

@@ -4,25 +4,28 @@ A job begins with all of its fewest workers or with none. It grows onto devices 
 leave while it trains, and is preempted only after it was saved. No device is given twice: a device taken from a job is
 given on once the process there is gone (I17).
 
+A policy does not see a job that its user has no room for, and sees the other jobs with the room that is left to them:
+so no policy need know of quotas.
+
 Owns: asking the policy, and the steps from the present placement to the decided one. Does not own: the policy, which
-job moves to other nodes (`migration`), nor the life of a job that has devices (`lives`).
+job moves to other nodes (`queue_migration`), nor the life of a job that has devices (`job_lifecycle`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+
+import msgspec
 
 from edl.cluster.placement import Rule, place
 from edl.cluster.queue import queue_migration
 from edl.cluster.queue.job_lifecycle import give_up, send_away
 from edl.cluster.queue.measured_speeds import LiveSpeeds
-from edl.cluster.queue.migration_choice import next_step
-from edl.cluster.queue.phases import ACTIVE, TRAINING, JobPhase, PhaseChange
-from edl.cluster.queue.policy_view import ObservedPace, free_devices, placed, view
-from edl.cluster.queue.queue_entries import JobEntry, WorkerEntry, WorkerWish
-from edl.cluster.queue.queue_state import QueueState
-from edl.cluster.queue.quotas import within_quotas
+from edl.cluster.queue.queue_entries import ACTIVE, TRAINING, JobEntry, JobPhase, PhaseChange, WorkerEntry, WorkerWish
+from edl.cluster.queue.queue_migration import next_step
+from edl.cluster.queue.queue_state import ObservedPace, QueueState, free_devices, placed, view
 from edl.cluster.queue.scheduler_inputs import ChangeBatch
 from edl.cluster.queue.shrink_order import yielded
 from edl.cluster.views import Allotment, ClusterDecision, ClusterPolicy, ClusterView, JobView, Node, Placement
@@ -330,3 +333,30 @@ def _grow(state: QueueState, job: JobEntry, missing: Placement, free: FreeDevice
         changes=job.changes + 1,
         most_tried=max(job.most_tried, has),
     )
+
+
+def within_quotas(
+    jobs: Iterable[JobView], quotas: Mapping[str, int], held: Mapping[str, int] = MappingProxyType({})
+) -> tuple[JobView, ...]:
+    """Return the jobs that fit into their users' quotas, with their sizes bounded. Running jobs come first, then higher
+    priorities, then the first that came. `held`: devices of a user's workers that are to leave, and of jobs that are
+    over, saved or preempted.
+    """
+    jobs = tuple(jobs)
+    if not quotas:
+        return jobs
+    room = {user: max(0, most - held.get(user, 0)) for user, most in quotas.items()}
+    let_in: dict[str, JobView] = {}
+    for job in sorted(jobs, key=lambda job: (not job.running, -job.priority, job.submitted)):
+        if job.user not in room:
+            let_in[job.name] = job
+        elif job.smallest <= room[job.user]:
+            room[job.user] -= job.smallest
+            let_in[job.name] = job
+    for name, job in let_in.items():
+        if job.user in room:  # the first jobs get the room left beyond the smallest sizes of all
+            largest = min(job.largest, job.smallest + room[job.user])
+            room[job.user] -= largest - job.smallest
+            request = max(job.smallest, min(job.request, largest))
+            let_in[name] = msgspec.structs.replace(job, largest=largest, request=request)
+    return tuple(let_in[job.name] for job in jobs if job.name in let_in)

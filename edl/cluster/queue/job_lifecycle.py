@@ -10,12 +10,32 @@ import math
 
 import msgspec
 
-from edl.cluster.queue.end_causes import STOPPED, TOLD_BY_LEADERS, Domain, EndCause, classify, first
-from edl.cluster.queue.phases import ACTIVE, BOOTING, TRAINING, JobPhase, PhaseChange
-from edl.cluster.queue.policy_view import wasted
-from edl.cluster.queue.queue_entries import JobEntry, WorkerEntry, WorkerExit, WorkerSeen, WorkerWish
-from edl.cluster.queue.queue_state import QueueState, SeenJob
-from edl.cluster.queue.retry_rule import KEPT, Denial, FailureKept, RetryRules, denied
+from edl.cluster.queue.end_causes import (
+    KEPT,
+    STOPPED,
+    TOLD_BY_LEADERS,
+    Denial,
+    Domain,
+    EndCause,
+    FailureKept,
+    RetryRules,
+    classify,
+    denied,
+    first,
+)
+from edl.cluster.queue.queue_entries import (
+    ACTIVE,
+    BOOTING,
+    TRAINING,
+    JobEntry,
+    JobPhase,
+    PhaseChange,
+    WorkerEntry,
+    WorkerExit,
+    WorkerSeen,
+    WorkerWish,
+)
+from edl.cluster.queue.queue_state import QueueState, SeenJob, wasted
 from edl.cluster.queue.scheduler_inputs import BeginLife, JobLook, JobLooked, LifeReady, LifeRefused, LookOnce, SendAway
 from edl.protocol.checkpoint_record import PREEMPTED_CODE
 

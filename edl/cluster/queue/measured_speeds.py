@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from edl.cluster.queue.policy_view import placed
 from edl.cluster.queue.queue_entries import JobEntry
+from edl.cluster.queue.queue_state import placed
 from edl.cluster.queue.scheduler_inputs import JobLook
-from edl.cluster.speed_tables import Guess
-from edl.cluster.views import Speed
+from edl.cluster.views import Guess, Speed
 
 if TYPE_CHECKING:
     from edl.cluster.analyzer.speed_analyzer import Analyzer

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from edl.cluster.queue.end_causes import RetryRules
 from edl.cluster.queue.queue_entries import JobEntry, NodeReport, QueueEvent, Submission
-from edl.cluster.queue.retry_rule import RetryRules
 from edl.protocol.record import FailedBy
 
 

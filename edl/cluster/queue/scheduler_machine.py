@@ -15,9 +15,8 @@ from dataclasses import replace
 
 from edl.cluster.queue import device_assignment, job_lifecycle
 from edl.cluster.queue.measured_speeds import LiveSpeeds
-from edl.cluster.queue.phases import ACTIVE, JobPhase
-from edl.cluster.queue.queue_clock import SeenTime
-from edl.cluster.queue.queue_entries import JobEntry, NodeReport, Submission, WorkerWish
+from edl.cluster.queue.queue_entries import ACTIVE, JobEntry, JobPhase, NodeReport, Submission, WorkerWish
+from edl.cluster.queue.queue_ownership import SeenTime
 from edl.cluster.queue.queue_state import QueueState, SeenNode
 from edl.cluster.queue.scheduler_inputs import (
     CancelAsked,

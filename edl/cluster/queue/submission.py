@@ -1,19 +1,30 @@
-"""An owner's request, and the submission made of it. Pure.
+"""An owner's request, the submission made of it, and what is allowed. Pure.
 
-Owns: which requests are complete and consistent. Does not own: how they are typed (`edl.cli`) or sent
-(`edl.scheduler`).
+The owner of the cluster may do everything. A user's token submits in that user's name, and opens that user's jobs; of
+other users' jobs it shows that they exist and which devices they hold. This is a rule of the interface: jobs run as the
+owner of the cluster, so a user who may submit is trusted as that owner is (docs/security.md).
+
+Waiting jobs lie in the coordinator's memory: the heap of edl's own coordinator (`edl.coordination.zookeeper_server`)
+has room for them. The variables of the jobs' owners lie in files, and take none of it.
+
+Owns: which requests are complete and consistent, what the holder of a token may do, and the bounds of a queue with the
+message to a user who would exceed them. Does not own: how requests are typed (`edl.cli`) or sent (`edl.scheduler`), nor
+where tokens are kept (`edl.scheduler.tokens`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
-from typing import Annotated, Final
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from edl.cluster.queue.queue_bounds import PATH_BYTES, WORKERS
+from edl.cluster.queue.job_view import JobShown, outlined
 from edl.cluster.queue.queue_entries import NAME, Count, JobName, Submission
-from edl.errors import ConfigError
+from edl.errors import ConfigError, UsageError
 
 USER: Final = r"\A[A-Za-z0-9._@-]{1,64}\Z"
 WORKER: Final = r"\A[A-Za-z0-9._-]{1,80}\Z"
@@ -101,3 +112,96 @@ def checked_worker(worker: str) -> str:
     if not re.fullmatch(WORKER, worker):
         raise ConfigError(f"{worker!r} is no worker's id: 1 to 80 letters, digits, '.', '_' or '-'")
     return worker
+
+
+LONGEST_TOKEN = 256
+
+
+class TokenHolder(msgspec.Struct, frozen=True):
+    """The holder of the token that came with a request. `user` empty: the owner of the cluster."""
+
+    user: str = ""
+
+    @property
+    def owner(self) -> bool:
+        return not self.user
+
+    def may_open(self, user: str) -> bool:
+        """Tell whether the holder may see what that user's jobs are and print, and end them."""
+        return self.owner or self.user == user
+
+    def sees(self, job: JobShown) -> JobShown:
+        return job if self.may_open(job.user) else outlined(job)
+
+
+def digest(token: str) -> str:
+    """Return the form in which a token is stored."""
+    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
+
+
+def caller_of(header: str, owner: str, users: Mapping[str, str]) -> TokenHolder | None:
+    """Return the holder of the token in `header`, an Authorization header. `owner`, `users`: digests."""
+    # Each digest is compared, and each in constant time.
+    kind, _, token = header.partition(" ")
+    token = token.strip()
+    if kind.lower() != "bearer" or not token or len(token) > LONGEST_TOKEN:
+        return None
+    given = digest(token)
+    found = None
+    for user, known in (*users.items(), ("", owner)):
+        if hmac.compare_digest(given, known):
+            found = TokenHolder(user)
+    return found
+
+
+ENTRY_BYTES: Final = 64_000  # bound of a job as it was submitted: most of it is its command
+ENVIRON_BYTES: Final = 400_000  # bound of its owner's environment variables
+PATH_BYTES: Final = 1024  # bound of the paths of its folder and of its checkpoints, as the coordinator keeps them
+WORKERS: Final = 2000  # most workers of a job: its entry names those that it has
+USERS: Final = 2  # so many users at their bounds fill the queue
+
+
+class QueueShare(NamedTuple):
+    """The room that jobs which are not over take of the queue."""
+
+    jobs: int = 0
+    entry_bytes: int = 0  # in the coordinator
+    environ_bytes: int = 0  # in files
+
+    def plus(self, other: QueueShare) -> QueueShare:
+        return QueueShare(*(ours + theirs for ours, theirs in zip(self, other, strict=True)))
+
+
+OF_USER: Final = QueueShare(10_000, 24_000_000, 512_000_000)
+OF_ALL: Final = QueueShare(*(USERS * one for one in OF_USER))
+WORDS: Final = ("jobs", "bytes of jobs", "bytes of variables")
+
+
+class QueueFull(UsageError):
+    """The user, or all users together, have as much in the queue as they may."""
+
+
+class QueueAccount:
+    """Add up what each user's jobs take of the queue."""
+
+    def __init__(self, held: Iterable[tuple[str, QueueShare]] = ()) -> None:
+        self._users: dict[str, QueueShare] = {}
+        for user, share in held:
+            self.take(user, share)
+
+    def take(self, user: str, share: QueueShare) -> None:
+        self._users[user] = self._users.get(user, QueueShare()).plus(share)
+
+    def check(self, user: str, share: QueueShare) -> None:
+        """Raise QueueFull where one more job of the user has no room."""
+        every = QueueShare()
+        for one in self._users.values():
+            every = every.plus(one)
+        theirs = self._users.get(user, QueueShare())
+        for whose, has, most in ((f"user {user} has", theirs, OF_USER), ("all users together have", every, OF_ALL)):
+            for held, more, bound, words in zip(has, share, most, WORDS, strict=True):
+                if held + more > bound:
+                    raise QueueFull(
+                        f"the queue is full: {whose} {held:,} {words} in it, and {bound:,} are allowed: wait until "
+                        "some jobs are over, or cancel some by `edl cancel JOB`"
+                    )

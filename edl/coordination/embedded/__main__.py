@@ -15,11 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from edl.coordination.embedded.embedded_core import Command, EmbeddedCore, HangUp, PlannedRecord, SendTold
+from edl.coordination.child_server import is_same, lock_folder
+from edl.coordination.embedded.embedded_core import Asked, Command, EmbeddedCore, HangUp, PlannedRecord, SendTold
 from edl.coordination.embedded.embedded_server import JOURNAL, SERVES, SOCKET
-from edl.coordination.embedded.embedded_wire import Asked
 from edl.coordination.embedded.journal import Journal
-from edl.coordination.local_place import is_same, lock_folder
 from edl.coordination.store_state import StoreState
 from edl.errors import ConfigError
 from edl.transport.pipe import Connection, PipeServer

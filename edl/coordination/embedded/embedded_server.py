@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 from typing import Final, Self
 
-from edl.coordination.child_server import ChildServer, started
+from edl.coordination.child_server import LOCK, LOOPBACK, ChildServer, is_same, lock_folder, started
 from edl.coordination.coordinator_settings import EMBEDDED, Coordinator, Digest
-from edl.coordination.local_place import LOCK, LOOPBACK, is_same, lock_folder
 from edl.errors import ConfigError
 
 JOURNAL: Final = "journal"

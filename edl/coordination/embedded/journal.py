@@ -24,9 +24,8 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.coordination.node_tree import Entry
 from edl.coordination.store import StoredNode
-from edl.coordination.store_state import OpsCommitted, Record, SessionEnded, SessionOpened, StoreState
+from edl.coordination.store_state import Entry, OpsCommitted, Record, SessionEnded, SessionOpened, StoreState
 from edl.errors import ConfigError, EdlError
 
 logger = logging.getLogger("edl")

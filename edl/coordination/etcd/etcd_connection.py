@@ -1,7 +1,7 @@
 """A connection to one etcd server: calls and streams, TLS, and the token that a password is exchanged for.
 
-Owns: gRPC's settings, its errors, and renewing the token. Does not own: the choice of server (`session`), nor the
-messages.
+Owns: gRPC's settings, the translation of etcd's errors to the port's, and renewing the token. Does not own: the choice
+of server (`etcd_session`), nor the messages.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import grpc.aio
 
 from edl.coordination.coordinator_settings import Coordinator, Tls
 from edl.coordination.dialing import run_in_thread, tls_context
-from edl.coordination.etcd.etcd_errors import NoPasswords, TokenRefused, translate_status
 from edl.coordination.etcd.etcd_messages import AUTHENTICATE, AuthenticateRequest, Method
 from edl.coordination.etcd.protobuf import decode, encode
-from edl.errors import StoreUnavailable
+from edl.coordination.store import AccessDenied
+from edl.errors import EdlError, PeerError, StoreUnavailable
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -201,3 +201,56 @@ def _shown_name(host: str, port: int, tls: Tls, timeout_s: float) -> str:
         return ""
     shown: Any = certificate.get("subjectAltName", ())
     return next((str(name) for kind, name in shown if kind in {"DNS", "IP Address"}), "")
+
+
+_NO_ACCESS = ("permission denied", "authentication failed", "user name is empty", "user name not found")
+_OLD_TOKEN = ("invalid auth token", "auth store is old", "revision in header is old")
+_NO_AUTH = ("authentication is not enabled",)
+_GONE = ("requested lease not found",)
+
+_REMEDIES = {
+    "database space exceeded": "its database is full: compact and defragment it, clear the alarm with `etcdctl alarm "
+    "disarm`, and start it with --auto-compaction-retention=5m (docs/coordination.md)",
+    "too many operations": "it allows too few operations in a transaction: start it without --max-txn-ops",
+    "request is too large": "it allows too small requests: start it with --max-request-bytes=1572864 or more",
+}
+
+_NO_ANSWER = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.INTERNAL,  # the connection broke in the middle of an answer
+    grpc.StatusCode.UNKNOWN,  # the server stops: "raft: stopped", "context canceled"
+    grpc.StatusCode.RESOURCE_EXHAUSTED,  # too many requests
+}
+
+
+class TokenRefused(EdlError):
+    """The token has expired or is unknown: authenticate again."""
+
+
+class LeaseGone(StoreUnavailable):
+    """The session has expired."""
+
+
+class NoPasswords(EdlError):
+    """The server has authentication switched off."""
+
+
+def translate_status(code: grpc.StatusCode, details: str, path: str) -> EdlError:
+    """Return the port's error for a status of gRPC."""
+    for words, error in (
+        (_OLD_TOKEN, TokenRefused(details)),
+        (_NO_ACCESS, AccessDenied(path)),
+        (_NO_AUTH, NoPasswords(details)),
+        (_GONE, LeaseGone("the session with the coordinator is over")),
+        *(((words,), PeerError(f"etcd refuses to write {path}: {remedy}")) for words, remedy in _REMEDIES.items()),
+    ):
+        if any(one in details for one in words):
+            return error
+    if code in _NO_ANSWER:
+        return StoreUnavailable(f"the connection to the coordinator broke ({details or code.name})")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return PeerError("the coordinator is no etcd of version 3.4 or newer")
+    return PeerError(f"etcd fails at {path}: {details or code.name}")

@@ -22,10 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from edl.coordination.child_server import ChildServer, serve, started
+from edl.coordination.child_server import LOOPBACK, ChildServer, serve, started
 from edl.coordination.coordinator_settings import Coordinator, Digest
 from edl.coordination.etcd.etcd_connection import EtcdConnection
-from edl.coordination.etcd.etcd_layout import DEFAULT_PREFIX, KeyLayout
 from edl.coordination.etcd.etcd_messages import (
     AUTH_ENABLE,
     READ_WRITE,
@@ -45,8 +44,8 @@ from edl.coordination.etcd.etcd_messages import (
     UserAddRequest,
     UserGrantRoleRequest,
 )
-from edl.coordination.etcd.etcd_program import HISTORY, find_etcd, lasting_socket
-from edl.coordination.local_place import LOOPBACK
+from edl.coordination.etcd.etcd_transactions import DEFAULT_PREFIX, KeyLayout
+from edl.coordination.local_coordinator import HISTORY, find_etcd, lasting_socket
 from edl.coordination.store import AccessDenied
 from edl.errors import ConfigError, EdlError
 

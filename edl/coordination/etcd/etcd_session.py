@@ -23,9 +23,7 @@ from collections.abc import Callable
 
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.dialing import RECONNECT_MAX_S, STOP_S, patience_s
-from edl.coordination.etcd.etcd_connection import EtcdConnection, received, sent
-from edl.coordination.etcd.etcd_errors import LeaseGone
-from edl.coordination.etcd.etcd_layout import KeyLayout
+from edl.coordination.etcd.etcd_connection import EtcdConnection, LeaseGone, received, sent
 from edl.coordination.etcd.etcd_messages import (
     LEASE_GRANT,
     LEASE_KEEP_ALIVE,
@@ -43,6 +41,7 @@ from edl.coordination.etcd.etcd_messages import (
     ResponseHeader,
     TxnRequest,
 )
+from edl.coordination.etcd.etcd_transactions import KeyLayout
 from edl.coordination.etcd.etcd_watches import Watches
 from edl.coordination.store import Link
 from edl.errors import EdlError, StoreUnavailable

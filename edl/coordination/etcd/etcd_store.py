@@ -16,13 +16,11 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
-from edl.coordination.call_limit import CallLimit
 from edl.coordination.connection_diagnosis import explain
 from edl.coordination.coordinator_settings import Coordinator
-from edl.coordination.dialing import tls_context
+from edl.coordination.dialing import CallLimit, tls_context
 from edl.coordination.etcd import etcd_transactions
 from edl.coordination.etcd.etcd_connection import EtcdConnection
-from edl.coordination.etcd.etcd_layout import DEFAULT_PREFIX, KeyLayout, name_in, to_node
 from edl.coordination.etcd.etcd_messages import (
     RANGE,
     TXN,
@@ -34,7 +32,15 @@ from edl.coordination.etcd.etcd_messages import (
     TxnResponse,
 )
 from edl.coordination.etcd.etcd_session import Session
-from edl.coordination.etcd.etcd_transactions import EtcdPlan, Seen, Snapshot
+from edl.coordination.etcd.etcd_transactions import (
+    DEFAULT_PREFIX,
+    EtcdPlan,
+    KeyLayout,
+    Seen,
+    Snapshot,
+    name_in,
+    to_node,
+)
 from edl.coordination.store import (
     Link,
     Op,

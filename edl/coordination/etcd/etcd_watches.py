@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from edl.coordination.etcd.etcd_connection import received, sent
-from edl.coordination.etcd.etcd_layout import KeyLayout
 from edl.coordination.etcd.etcd_messages import (
     DELETED,
     NO_PUTS,
@@ -27,6 +26,7 @@ from edl.coordination.etcd.etcd_messages import (
     WatchRequest,
     WatchResponse,
 )
+from edl.coordination.etcd.etcd_transactions import KeyLayout
 from edl.coordination.tree_store import MergingWatch
 from edl.errors import StoreUnavailable
 

@@ -1,8 +1,8 @@
 """The machine that makes a leader's decisions durable before any worker hears of them (I9).
 
 Owns: the order of a decision's write, its publication and the answers that depend on it. Does not own: the decisions
-(`edl.core.job.leader_machine`), nor the coordinator: `edl.daemon.record_store` carries out the commands, and so does
-the simulation.
+(`edl.core.job.leader_machine`), nor the coordinator: `edl.daemon.record_store` carries out the commands, and so
+does the simulation.
 
 One batch of inputs is written at a time:
 

@@ -1,7 +1,7 @@
 """The resignations of leaders that could not lead, and when they end the job: no other leader would do any better.
 
 Owns: their form in the coordinator, how many leaders may try, and the record that a failed job is left with. Does not
-own: which one resigns and why (`edl.daemon.resignation_writer`), nor that those who led well in between are not counted
+own: which one resigns and why (`edl.daemon.record_store`), nor that those who led well in between are not counted
 (it forgets the row).
 """
 

@@ -4,7 +4,7 @@ A ring does not break by itself. Where a trainer has died alone, its daemon has 
 told of the break is the one to ask for; and where its host says that no process listens at its daemon's address, it
 is gone, long before its session ends. One that computes on, or is slow to tell, has a daemon that listens.
 
-Owns: who is asked for. Does not own: asking (`edl.daemon.port_probe`), nor what follows
+Owns: who is asked for. Does not own: asking (`edl.daemon.roll_caller`), nor what follows
 (`edl.core.job.leader_machine`).
 """
 

@@ -26,7 +26,7 @@ from edl.scheduler.kubernetes.kubernetes_api import (
     context_of,
     found_here,
 )
-from edl.scheduler.kubernetes.pods import KubernetesNode, node_of
+from edl.scheduler.kubernetes.reconciling import KubernetesNode, node_of
 
 NAMED = "--pod-template"
 

@@ -5,7 +5,7 @@ of them and the Pods see the same folders. A worker is gone when Kubernetes says
 have ended, or that there is none of the name any more.
 
 Owns: the loop that sees Pods, asks for them, and tells of ends. Does not own: what is to be asked (`reconciling`), the
-words (`pods`), the calls (`kubernetes_api`), nor what is started when.
+words (`reconciling`), the calls (`kubernetes_api`), nor what is started when.
 """
 
 from __future__ import annotations
@@ -34,18 +34,23 @@ from edl.scheduler.kubernetes.kubernetes_api import (
     WatchExpired,
     ask_once,
 )
-from edl.scheduler.kubernetes.pods import AGENT_LABEL, PodSeen, agent_mark, node_of, pod_for, pod_of
 from edl.scheduler.kubernetes.reconciling import (
+    AGENT_LABEL,
     KILL_GRACE_S,
     EndPod,
     ForgoPod,
     MakePod,
     PodIsGone,
+    PodSeen,
     PodStep,
     PodWanted,
     WatchPace,
+    agent_mark,
     evidence_of,
     looked,
+    node_of,
+    pod_for,
+    pod_of,
     reconcile,
 )
 from edl.scheduler.worker_engine import Ended, Start

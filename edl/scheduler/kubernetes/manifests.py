@@ -3,7 +3,7 @@
 Two schedulers' Pods, each with all that a cluster on one machine has; one acts for a node at a time. The queue is in an
 etcd of its own, or in a coordinator that is given. They and the workers share a volume: EDL_HOME.
 
-Owns: what is in them. Does not own: how a worker's Pod is made from its template (`pods`).
+Owns: what is in them. Does not own: how a worker's Pod is made from its template (`reconciling`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from edl.coordination.etcd.etcd_program import HISTORY
+from edl.coordination.local_coordinator import HISTORY
 from edl.scheduler.cluster_home import OWN
 
 HOME: Final = "/edl"

@@ -11,9 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from edl import __version__
-from edl.cluster.queue.job_view import JobList, JobShown
+from edl.cluster.queue.job_view import Accounts, JobList, JobShown
 from edl.cluster.queue.submission import JobWish, SizeWish
-from edl.cluster.queue.usage_accounts import Accounts
 from edl.scheduler.cluster_client import ClusterStatus
 from edl.scheduler.worker_logs import LogPiece
 

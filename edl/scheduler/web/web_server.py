@@ -1,7 +1,8 @@
-"""HTTP interface of a cluster: starlette, over one session with the coordinator.
+"""HTTP interface of a cluster: starlette, over one session with the coordinator, as `python -m edl.scheduler http`.
 
-Owns: what is asked for by which address, within bounds. Does not own: who may ask (`edl.cluster.queue.authorization`),
-which wishes are whole (`edl.cluster.queue.submission`), nor what becomes of them (`edl.scheduler.cluster_client`).
+Owns: what is asked for by which address, within bounds, and the process, which the keeper starts again where it dies.
+Does not own: who may ask and which wishes are whole (`edl.cluster.queue.submission`), nor what becomes of them
+(`edl.scheduler.cluster_client`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,15 +24,25 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from edl.cluster.queue import usage_accounts
-from edl.cluster.queue.authorization import TokenHolder
+from edl.cluster.queue import job_view
 from edl.cluster.queue.job_view import JobList, JobShown, brief, shown
-from edl.cluster.queue.queue_bounds import QueueFull
 from edl.cluster.queue.queue_entries import Submission
-from edl.cluster.queue.submission import JobWish, SizeWish, checked_name, checked_worker, submission
+from edl.cluster.queue.submission import (
+    JobWish,
+    QueueFull,
+    SizeWish,
+    TokenHolder,
+    checked_name,
+    checked_worker,
+    submission,
+)
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, UsageError
+from edl.host.http_serving import listen, serve
 from edl.scheduler.cluster_client import ClusterClient
-from edl.scheduler.environ_files import handed_on
+from edl.scheduler.cluster_home import ClusterHome
+from edl.scheduler.cluster_processes import connected, mind_keeper
+from edl.scheduler.environ_files import EnvironFiles, handed_on
+from edl.scheduler.queue_store import QueueStore
 from edl.scheduler.tokens import TokenBook
 from edl.scheduler.web.openapi import document
 from edl.scheduler.worker_logs import LogPlace, Printed, marked_lines
@@ -111,10 +123,10 @@ class ClusterServer:
 
     async def _accounts(self, request: Request, caller: TokenHolder) -> Response:
         jobs = [job for job in await self._client.queue.jobs() if caller.may_open(job.asked.user)]
-        found = usage_accounts.accounts_of(jobs, time.time())
+        found = job_view.accounts_of(jobs, time.time())
         if request.query_params.get("form", "json") != "csv":
             return _json(found)
-        text = usage_accounts.as_csv(found)
+        text = job_view.as_csv(found)
         return Response(text, media_type="text/csv; charset=utf-8", headers=HEADERS)
 
     async def _nothing(self, request: Request, _: TokenHolder) -> Response:
@@ -300,3 +312,26 @@ def _said(words: str, code: int, headers: dict[str, str] | None = None) -> Respo
 def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _said(error.detail, error.status_code)
+
+
+async def serve_http(home: ClusterHome) -> None:
+    """Serve the HTTP interface until cancelled. Raises ConfigError."""
+    config = home.config()
+    if config.http is None:
+        raise ConfigError("the cluster was started without --http")
+    book = TokenBook(home)
+    book.make()
+    store = await connected(home.coordinator(), config.session_timeout_s)
+    queue = QueueStore(store, EnvironFiles(home.environs))
+    minding = asyncio.create_task(mind_keeper(home))
+    try:
+        with listen(config.http.address, config.http.port, "--http") as ear:
+            logger.info("listens at %s", config.http.url)
+            client = ClusterClient(home, config, queue)
+            await serve(
+                ClusterServer(client, book, dict(os.environ)).app, ear, config.http.certificate, config.http.key
+            )
+    finally:
+        minding.cancel()
+        await asyncio.gather(minding, return_exceptions=True)
+        await store.close()

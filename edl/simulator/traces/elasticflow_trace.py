@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from edl.errors import ConfigError
-from edl.simulator.courses.iterations import Iterations
+from edl.simulator.courses.course import Iterations
 from edl.simulator.trace import Trace, TraceJob
 from edl.simulator.traces.trace_rows import TraceRow, head_of, rows
 

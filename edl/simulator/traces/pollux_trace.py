@@ -14,8 +14,7 @@ import numpy as np
 
 from edl.errors import ConfigError
 from edl.simulator.courses.course import BatchSpan, Shape
-from edl.simulator.courses.epochs import Epochs, Validation, most_workers
-from edl.simulator.courses.timing import Timing
+from edl.simulator.courses.epochs import Epochs, Timing, Validation, most_workers
 from edl.simulator.trace import Trace, TraceJob
 from edl.simulator.traces.trace_rows import TraceRow, rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from edl.simulator.courses.iterations import Iterations
+from edl.simulator.courses.course import Iterations
 from edl.simulator.trace import Trace, TraceJob
 from edl.simulator.traces.trace_rows import TraceRow, rows
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 from edl.core.worker.next_move import NEVER
 from edl.core.worker.worker_inputs import RatesHold
 from edl.errors import UsageError
-from edl.policy.gradient_noise import MeasuredNoise
-from edl.policy.learning import Scaling
+from edl.policy.learning import MeasuredNoise, Scaling
 from edl.protocol.data_nouns import DataSpec
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.framework_port import Framework

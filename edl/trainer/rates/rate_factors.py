@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from edl.errors import UsageError
-from edl.policy.gradient_noise import MeasuredNoise
-from edl.policy.learning import RAMP_STEPS, Ramp, Scaling, Schedule, factor
+from edl.policy.learning import RAMP_STEPS, MeasuredNoise, Ramp, Scaling, Schedule, factor
 from edl.protocol.data_nouns import DataSpec
 from edl.trainer.packing import has_state
 

@@ -18,7 +18,7 @@ from edl.checkpoints.checkpoint_names import CheckpointName
 from edl.checkpoints.checkpoint_paths import JobFolder, look
 from edl.checkpoints.checkpoint_reader import Unfinished, chosen, newest, open_checkpoint
 from edl.checkpoints.checkpoint_storage import AlreadyThere
-from edl.checkpoints.checksum import checksum_of
+from edl.checkpoints.manifest import checksum_of
 from edl.checkpoints.part_layout import lay_out
 from edl.checkpoints.publishing import prune
 from edl.errors import CheckpointError, UsageError

@@ -13,8 +13,7 @@ from stored import folder_at, manifest_of
 
 from edl.checkpoints import manifest as manifests
 from edl.checkpoints.checkpoint_names import CheckpointName, is_ours, parse_name
-from edl.checkpoints.checksum import checksum_of
-from edl.checkpoints.manifest import Broken, Manifest, Slice, StoredFile, StoredPart, StoredTensor
+from edl.checkpoints.manifest import Broken, Manifest, Slice, StoredFile, StoredPart, StoredTensor, checksum_of
 from edl.errors import CheckpointError
 
 SUM = "crc32c:00000000"

@@ -14,8 +14,7 @@ import pytest
 from edl.cli import cluster_scale, commands, main
 from edl.cli.cluster_scale import cluster_of, far, has, scale_in_cluster
 from edl.cluster.queue.job_view import JobShown, ShownWorker, shown
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.queue_entries import JobEntry, Submission
+from edl.cluster.queue.queue_entries import JobEntry, JobPhase, Submission
 from edl.errors import ConfigError, EdlError, NoSuchJob, StoreUnavailable, TimedOut
 from edl.scheduler.cluster_home import ClusterConfig, ClusterHome
 

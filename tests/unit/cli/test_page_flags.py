@@ -13,7 +13,7 @@ from seen_job import EVIL, event, scaled, status
 from edl.cli import main
 from edl.host.host_processes import process_start_time
 from edl.launch.job_records import Folder, LaunchRecord, claim
-from edl.launch.progress_log import FigureLog, Point, point_of, read_figures
+from edl.launch.status_poller import FigureLog, Point, point_of, read_figures
 from edl.protocol.record import JobState
 
 

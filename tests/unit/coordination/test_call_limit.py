@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from edl.coordination.call_limit import CallLimit
+from edl.coordination.dialing import CallLimit
 from edl.errors import StoreUnavailable, UsageError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.coordination import child_server, gate
+from edl.coordination import child_server, zookeeper_server
 from edl.coordination.child_server import dying_with
 from edl.coordination.embedded.embedded_server import LocalEmbedded
 from edl.coordination.etcd import etcd_server
@@ -59,10 +59,10 @@ def test_a_command_of_a_living_parent_begins_with_its_own_words() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [({}, "/a/_gate.so"), ({"LD_PRELOAD": "b.so"}, "/a/_gate.so:b.so")])
 def test_a_server_begins_behind_the_gate(monkeypatch, before, after) -> None:
-    monkeypatch.setattr(gate, "find_gate", lambda: Path("/a/_gate.so"))
-    assert gate.gated({"HOME": "/h", **before}) == {"HOME": "/h", "LD_PRELOAD": after}
+    monkeypatch.setattr(zookeeper_server, "find_gate", lambda: Path("/a/_gate.so"))
+    assert zookeeper_server.gated({"HOME": "/h", **before}) == {"HOME": "/h", "LD_PRELOAD": after}
 
 
 def test_without_a_gate_its_environment_stays_as_it_is(monkeypatch) -> None:
-    monkeypatch.setattr(gate, "find_gate", lambda: None)
-    assert gate.gated({"HOME": "/h"}) == {"HOME": "/h"}
+    monkeypatch.setattr(zookeeper_server, "find_gate", lambda: None)
+    assert zookeeper_server.gated({"HOME": "/h"}) == {"HOME": "/h"}

@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from edl.coordination.coordinator_settings import Digest
-from edl.coordination.first_snapshot import RESERVED, holds_data, put_first, rights_of, snapshot_of
+from edl.coordination.zookeeper_server import RESERVED, holds_data, put_first, rights_of, snapshot_of
 
 CLOSED = snapshot_of(*rights_of(Digest("edl", "a" * 64)))
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from edl.coordination import java
-from edl.coordination.etcd.etcd_program import find_etcd
-from edl.coordination.local_coordinator import choose
+from edl.coordination import local_coordinator
+from edl.coordination.local_coordinator import choose, find_etcd
 from edl.errors import ConfigError
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Programs of these names are all there is; with java come ZooKeeper's jars."""
-    monkeypatch.setattr(java, "_SYSTEM_JARS", tmp_path)
-    monkeypatch.setattr(java, "_in_package", lambda *_: iter(()))
+    monkeypatch.setattr(local_coordinator, "_SYSTEM_JARS", tmp_path)
+    monkeypatch.setattr(local_coordinator, "_in_package", lambda *_: iter(()))
 
     def has(*names):
         for name in names:

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from edl.coordination.peer_user import ForeignServer, check_server
+from edl.coordination.dialing import ForeignServer, check_server
 
 NOT_US = 1 + os.geteuid()
 FAMILIES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]

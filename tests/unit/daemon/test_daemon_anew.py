@@ -11,7 +11,6 @@ import pytest
 
 from edl.clock import ManualClock
 from edl.config import Settings
-from edl.coordination import connect
 from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Store
 from edl.daemon import daemon as module
@@ -42,7 +41,7 @@ def tried(monkeypatch):
         tried.connected.set()
         return MemoryServer().connect()
 
-    monkeypatch.setattr(connect, "connect", away)
+    monkeypatch.setattr(module, "connect", away)
     monkeypatch.setattr(module, "RETRY_S", 0.0)
     return tried
 
@@ -93,7 +92,7 @@ async def test_it_gives_up_a_while_after_the_trainers_end(tried, tmp_path, monke
         clock.advance(2.0)
         raise ConfigError("no worker answers")
 
-    monkeypatch.setattr(connect, "connect", away)
+    monkeypatch.setattr(module, "connect", away)
     with pytest.raises(ConfigError, match="no worker answers"):
         await daemon(tmp_path, anew=True, trainer=await ended_process()).run()
     assert len(tried) == AFTER_END * 4.0 / 2.0 + 1

@@ -22,9 +22,8 @@ from edl.core.job.leader_machine import JobMachine, new_record
 from edl.daemon import policy_child, policy_loader, policy_process
 from edl.daemon import policy_runner as governor_module
 from edl.daemon.policy_loader import Code, own_code, read_code, tabulated, try_policy
-from edl.daemon.policy_process import PolicyFailed, PolicyProcess
+from edl.daemon.policy_process import Load, PolicyFailed, PolicyProcess
 from edl.daemon.policy_runner import PolicyRunner
-from edl.daemon.policy_wire import Load
 from edl.errors import ConfigError
 from edl.policy.policy_job_view import View, WorkerView
 from edl.protocol import leader_messages as say

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from edl.daemon import port_probe
-from edl.daemon.port_probe import PortProbe, refuses
+from edl.daemon import roll_caller
+from edl.daemon.roll_caller import PortProbe, refuses
 from edl.protocol.record import Identity
 
 HOST = "127.0.0.1"
@@ -40,7 +40,7 @@ async def test_a_process_that_is_stopped_still_takes_a_connection(bound: socket.
 async def test_one_that_begins_to_listen_between_two_knocks_is_there(
     bound: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(port_probe, "AGAIN_S", 0.5)
+    monkeypatch.setattr(roll_caller, "AGAIN_S", 0.5)
     asyncio.get_running_loop().call_later(0.2, bound.listen)
     assert not await refuses(HOST, bound.getsockname()[1])
 
@@ -49,7 +49,7 @@ async def test_a_host_that_does_not_answer_refuses_nothing(
     bound: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its queue of connections is full: what comes then is dropped, as by a link that is cut."""
-    monkeypatch.setattr(port_probe, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(roll_caller, "PATIENCE_S", 0.2)
     bound.listen(0)
     with socket.create_connection(bound.getsockname()):
         began = time.monotonic()

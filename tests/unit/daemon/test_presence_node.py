@@ -8,7 +8,7 @@ import time
 from edl.clock import SystemClock
 from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Store
-from edl.daemon.presence_node import PresenceNode
+from edl.daemon.leader_session import PresenceNode
 
 MARKS = {"/edl/digits/workers/w1": b"host1", "/edl/digits/hosts/h/w1": b"processes"}
 

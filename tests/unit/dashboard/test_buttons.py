@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from edl.dashboard import buttons
+from edl.dashboard import page_server
 from edl.errors import ConfigError, EdlError, ScaleRejected
-from edl.launch import job_stop
+from edl.launch import locate_job
 from edl.outside.job_client import Ack, Retry
 
 
@@ -47,14 +47,14 @@ class AskedJob:
 
 async def pressed(what: str, job: AskedJob) -> str:
     where = SimpleNamespace(job="mnist", client=lambda: job)
-    return await buttons.press(lambda: where, what)  # type: ignore[arg-type, return-value]
+    return await page_server.press(lambda: where, what)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize(("what", "asks"), [("grow", "scale_out"), ("shrink", "scale_in")])
 async def test_the_size_changes_by_one(what: str, asks: str) -> None:
     job = AskedJob(Ack(3))
     assert await pressed(what, job) == "3 workers are asked for"
-    assert job.asked == [(asks, 1, buttons.ASK_S), ("closed",)]
+    assert job.asked == [(asks, 1, page_server.ASK_S), ("closed",)]
 
 
 async def test_one_worker_is_one() -> None:
@@ -83,7 +83,7 @@ async def test_stop_is_a_stop_that_names_the_page(monkeypatch: pytest.MonkeyPatc
         told.append((where.job, reason))
         return "has ended"
 
-    monkeypatch.setattr(job_stop, "stop", stop)
+    monkeypatch.setattr(locate_job, "stop", stop)
     assert await pressed("stop", AskedJob(Ack(0))) == "job mnist has ended"
     assert told == [("mnist", "stopped from its page")]
 
@@ -106,4 +106,4 @@ async def test_a_job_that_cannot_be_found_is_said_to_be() -> None:
     def locate() -> Any:
         raise ConfigError("no job mnist was started on this machine")
 
-    assert await buttons.press(locate, "stop") == "no job mnist was started on this machine"
+    assert await page_server.press(locate, "stop") == "no job mnist was started on this machine"

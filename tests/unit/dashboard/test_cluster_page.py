@@ -15,15 +15,12 @@ import pytest
 from seen_cluster import a_busy_hour, cluster_status, entry, held, looked_at
 
 from edl.cluster.queue.job_view import shown
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.queue_entries import QueueEvent
+from edl.cluster.queue.queue_entries import JobPhase, QueueEvent
 from edl.coordination.memory_store import MemoryServer
-from edl.dashboard import cluster_feed, cluster_server
-from edl.dashboard.access import Access
-from edl.dashboard.cluster_feed import ClusterFeed, ClusterSeen, LooksHere
-from edl.dashboard.cluster_page import cluster_parts, page
-from edl.dashboard.cluster_server import ClusterPageServer
-from edl.dashboard.cluster_view import MOST_JOBS, MOST_LANES, ClusterSight, cluster_sight
+from edl.dashboard import cluster_server
+from edl.dashboard.cluster_page import MOST_JOBS, MOST_LANES, ClusterSight, cluster_parts, cluster_sight, page
+from edl.dashboard.cluster_server import ClusterFeed, ClusterPageServer, ClusterSeen, LooksHere
+from edl.dashboard.site import Access
 from edl.errors import StoreUnavailable
 from edl.host.http_serving import listen
 from edl.scheduler.cluster_client import ClusterClient
@@ -120,7 +117,7 @@ async def ask(access: Access, path: str, cookie: bool = True, until: bytes = b""
 
 @pytest.mark.integration
 async def test_the_page_opens_by_its_link_only_and_tells_as_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_feed, "LOOK_S", 0.02)
+    monkeypatch.setattr(cluster_server, "LOOK_S", 0.02)
     seen = [looked_at(a_busy_hour())]
     async with served(seen) as (_, access):
         for path in ("/", "/events", "/cluster.js", "/cluster.css"):
@@ -188,7 +185,7 @@ async def test_jobs_that_are_over_are_read_once(tmp_path: Path, monkeypatch: pyt
     async def opened(_: ClusterHome) -> AsyncIterator[ClusterClient]:
         yield client
 
-    monkeypatch.setattr(cluster_feed, "opened", opened)
+    monkeypatch.setattr(cluster_server, "opened", opened)
     looks = LooksHere(ClusterHome(tmp_path))
     for _ in range(2):
         status, jobs = await looks()

@@ -10,7 +10,7 @@ from seen_job import BEGAN, EVIL, feed, scaled, status
 from edl.dashboard import page_feed
 from edl.dashboard.comparison_page import ComparedRun, comparison
 from edl.facts import counted
-from edl.launch.progress_log import Point
+from edl.launch.status_poller import Point
 from edl.protocol.record import JobState
 
 

@@ -12,12 +12,11 @@ from rich.console import Console
 from seen_job import BEGAN, EVIL, event, feed, scaled, status, usage
 
 from edl.dashboard import page_feed, page_html, terminal
-from edl.dashboard.access import Access
+from edl.dashboard.page_feed import MOST, History, Series, series_of
 from edl.dashboard.page_report import report
-from edl.dashboard.page_view import lasting, sized, sizes_of, view_of
-from edl.dashboard.series import MOST, History, Series, series_of
-from edl.dashboard.time_shares import TimeShare, TimeShares, verdict
-from edl.launch.progress_log import Point, is_due
+from edl.dashboard.page_view import TimeShare, TimeShares, lasting, sized, sizes_of, verdict, view_of
+from edl.dashboard.site import Access
+from edl.launch.status_poller import Point, is_due
 from edl.protocol.record import JobState, WorkerState, WorkerStatus
 from edl.protocol.tally import LimbSeen
 

@@ -14,10 +14,9 @@ import pytest
 from seen_job import EVIL, event, feed, scaled, status
 
 from edl.dashboard import page_feed
-from edl.dashboard.access import Access
 from edl.dashboard.page_feed import Feed
 from edl.dashboard.page_server import PageServer
-from edl.dashboard.site import FILES, STREAMS
+from edl.dashboard.site import FILES, STREAMS, Access
 from edl.errors import ConfigError
 from edl.host import http_serving
 from edl.host.http_serving import CONNECTIONS, MOST_CONNECTIONS, listen

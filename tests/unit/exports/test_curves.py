@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.exports.curves import SAMPLES, STEPS, WORKERS, Anew, AnotherLife, Curves, Item, StepRow, lives_of
-from edl.launch.progress_log import Point
+from edl.launch.status_poller import Point
 
 
 def point(ts: float, step: int, base: int = 0, host: str = "here", generation: int = 1, **figures: float) -> Point:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.exports.event_filter import Teller
+from edl.exports.curves import Teller
 
 
 def elected(worker: str) -> dict:

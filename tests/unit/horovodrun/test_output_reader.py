@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edl.horovodrun.driver_requests import Driver
-from edl.horovodrun.trainer_output import OutputReader
+from edl.horovodrun.worker_proxy import OutputReader
 
 
 async def test_the_loss_of_all_readers_is_told_once() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edl.launch.job_events import story
 from edl.launch.job_records import Folder
-from edl.launch.locate_job import Whereabouts
+from edl.launch.locate_job import Whereabouts, story
 
 
 class Taken:

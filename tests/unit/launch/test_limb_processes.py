@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from edl.launch.limb_processes import LimbProcesses
+from edl.launch.child_worker import LimbProcesses
 
 
 class Limb:

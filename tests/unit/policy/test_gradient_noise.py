@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from edl.policy.gradient_noise import MeasuredNoise, of_step
+from edl.policy.learning import MeasuredNoise, of_step
 
 
 def test_it_is_found_in_random_gradients() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from edl.policy.throughput_meter import SETTLE_STEPS, WINDOW_S, Meter
-from edl.policy.worker_time import Seated, WorkerTimes
+from edl.policy.throughput_meter import SETTLE_STEPS, WINDOW_S, Meter, Seated, WorkerTimes
 from edl.protocol.tally import Rate, Usage
 
 

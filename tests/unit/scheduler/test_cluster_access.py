@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from edl.cluster.queue.submission import JobWish
-from edl.coordination import connect
 from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Store
 from edl.errors import ConfigError, NoSuchJob
+from edl.scheduler import cluster_client
 from edl.scheduler.cluster_access import ClusterHere
 from edl.scheduler.cluster_client import PATIENCE_S
 from edl.scheduler.cluster_home import ClusterConfig, ClusterHome
@@ -30,7 +30,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterHere:
             raise ConfigError(f"does not answer (tried for {connect_timeout_s:g} s)")
         return MemoryServer().connect()
 
-    monkeypatch.setattr(connect, "connect", answer_late)
+    monkeypatch.setattr(cluster_client, "connect", answer_late)
     home = ClusterHome(tmp_path)
     home.folder.mkdir(parents=True)
     home.write(ClusterConfig((), "fifo", {}, {}, "h:1", False, 1, 1.0, 0.0))

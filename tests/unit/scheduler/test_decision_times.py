@@ -16,10 +16,9 @@ from edl.cluster.queue.scheduler_machine import SchedulerMachine
 from edl.coordination.election import Reign
 from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import Create, Store
-from edl.scheduler.decision_times import KEPT, TOLD_EVERY_S, DecisionTimes, ToldTimes, told_in
 from edl.scheduler.job_poller import JobsObserver
 from edl.scheduler.queue_store import QueueStore
-from edl.scheduler.scheduler_loop import SchedulerLoop
+from edl.scheduler.scheduler_loop import KEPT, TOLD_EVERY_S, DecisionTimes, SchedulerLoop, ToldTimes, told_in
 
 
 def test_a_line_is_due_once_a_minute_and_only_if_something_was_decided() -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edl.cluster.queue import queue_bounds
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.queue_bounds import QueueFull, QueueShare
-from edl.cluster.queue.queue_entries import JobEntry, Submission
+from edl.cluster.queue import submission
+from edl.cluster.queue.queue_entries import JobEntry, JobPhase, Submission
+from edl.cluster.queue.submission import QueueFull, QueueShare
 from edl.coordination.memory_store import MemoryServer
 from edl.errors import ConfigError, EdlError, Fenced
 from edl.scheduler import environ_files
@@ -51,7 +50,7 @@ def test_a_folder_that_takes_none_is_named(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_the_account_of_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_bounds, "OF_USER", QueueShare(3, 1000, 1000))
+    monkeypatch.setattr(submission, "OF_USER", QueueShare(3, 1000, 1000))
     files, others = EnvironFiles(tmp_path), EnvironFiles(tmp_path)
     names = [files.keep(asked("a"), 100, {}), others.keep(asked("b"), 100, {}), files.keep(asked("c"), 100, {})]
     monkeypatch.setattr(environ_files, "COUNT_S", 0.0)

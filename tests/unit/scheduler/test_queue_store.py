@@ -10,11 +10,10 @@ import pytest
 
 from edl.cluster.queue.end_causes import TAIL_BYTES, Domain, EndCause, EndEvidence
 from edl.cluster.queue.job_lifecycle import MOST_EXITS
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.queue_bounds import ENTRY_BYTES, ENVIRON_BYTES, PATH_BYTES, WORKERS
 from edl.cluster.queue.queue_entries import (
     DeviceHeld,
     JobEntry,
+    JobPhase,
     NodeReport,
     QueueEvent,
     Submission,
@@ -27,6 +26,7 @@ from edl.cluster.queue.queue_entries import (
 from edl.cluster.queue.queue_ownership import AgentHere, QueueOwner
 from edl.cluster.queue.queue_state import KEPT_EVENTS, KEPT_HELD, KEPT_REASON
 from edl.cluster.queue.scheduler_inputs import Resolved
+from edl.cluster.queue.submission import ENTRY_BYTES, ENVIRON_BYTES, PATH_BYTES, WORKERS
 from edl.coordination.memory_store import MemoryServer
 from edl.coordination.store import MAX_VALUE_BYTES, VersionConflict
 from edl.errors import ConfigError, EdlError, Fenced, UsageError

@@ -13,7 +13,7 @@ from edl.cluster.queue.agent_machine import WorkerFound
 from edl.cluster.queue.end_causes import EndEvidence, classify
 from edl.cluster.queue.queue_entries import Submission, WorkerOrder, WorkerWish
 from edl.errors import EdlError
-from edl.scheduler import foreign_workers, ray_engine
+from edl.scheduler import engine_registry, ray_engine
 from edl.scheduler.cluster_home import ClusterConfig, ClusterHome, NodeGiven
 from edl.scheduler.cluster_start import stop, strays
 from edl.scheduler.ray_cluster import RayCluster, RayError, RayNode, group_name
@@ -269,4 +269,4 @@ async def test_what_waits_in_ray_does_not_outlive_its_cluster(ray: PlayedRay, tm
     assert ray.said[-1] == ("give back", group)
     ray.broken = "no Ray answers at h:1"  # ended before its cluster
     assert strays(home) == []
-    assert "given back by `edl cluster stop`" in foreign_workers.give_back(home)
+    assert "given back by `edl cluster stop`" in engine_registry.give_back(home)

@@ -14,8 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.queue_entries import JobEntry, NodeReport, QueueEvent, Submission
+from edl.cluster.queue.queue_entries import JobEntry, JobPhase, NodeReport, QueueEvent, Submission
 from edl.cluster.queue.scheduler_inputs import (
     Act,
     BeginLife,

@@ -9,8 +9,8 @@ from simulated import conditions, ends, figures, job, run, trace
 
 from edl.cluster.views import Allotment, ClusterDecision, ClusterView
 from edl.errors import ConfigError, EdlError
-from edl.simulator.change_cost import ChangeCost
 from edl.simulator.simulated_cluster import Conditions, Faults
+from edl.simulator.trace import ChangeCost
 
 
 class Steered:

@@ -184,7 +184,7 @@ def test_an_export_that_fails_in_the_middle_leaves_no_file(tmp_path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("edl.checkpoints.model_export.os.fsync", full)
+    monkeypatch.setattr("edl.checkpoints.checkpoint_reader.os.fsync", full)
     assert main(["checkpoint", "export", "checkpoints", "model.safetensors"]) == 2
     assert capsys.readouterr().err == "edl: model.safetensors cannot be written: No space left on device\n"
     assert [one.name for one in tmp_path.iterdir()] == ["checkpoints"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from edl.torchrun.object_counts import CountNames, places, put
 from edl.torchrun.script_files import SourceFile
+from edl.torchrun.script_numbers import CountNames, places, put
 
 SCRIPT = """
 import time

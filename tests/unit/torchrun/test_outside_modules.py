@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edl.torchrun.outside_modules import OutsideModules
-from edl.torchrun.training_objects import TrainingObjects
+from edl.torchrun.training_objects import OutsideModules, TrainingObjects
 
 
 class Centre(nn.Module):

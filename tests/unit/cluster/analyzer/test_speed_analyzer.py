@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.cluster.analyzer.predicted import Batches, Noise
+from edl.cluster.analyzer.predicted import CENTRES, Batches, MeasuredSteps, Noise, StepModel, fit, log_slopes
 from edl.cluster.analyzer.speed_analyzer import KINDS, Analyzer
-from edl.cluster.analyzer.throughput import CENTRES, MeasuredSteps, StepModel, fit, log_slopes
-from edl.cluster.speed_tables import Table
-from edl.cluster.views import Aim, Provenance
+from edl.cluster.views import Aim, Provenance, Table
 from edl.errors import ConfigError
 
 BATCHES = Batches(own=128, smallest=128, largest=4096, smallest_pass=16, largest_pass=512, given=256)

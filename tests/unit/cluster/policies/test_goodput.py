@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edl.cluster.candidates import Offer
+from edl.cluster.knapsack import Offer
 from edl.cluster.policies.goodput import kept_share
 from edl.cluster.views import JobView, Provenance, Rates
 

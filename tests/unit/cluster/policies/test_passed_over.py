@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edl.cluster.policies.elastic_tiresias import ElasticTiresias
-from edl.cluster.speed_tables import Guess
-from edl.cluster.views import ClusterView, JobView, Node
+from edl.cluster.policies.tiresias_policy import ElasticTiresias
+from edl.cluster.views import ClusterView, Guess, JobView, Node
 
 NODES = (Node("n", 4),)
 

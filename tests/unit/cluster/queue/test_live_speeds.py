@@ -19,7 +19,7 @@ from edl.cluster.queue.scheduler_inputs import (
 )
 from edl.cluster.queue.scheduler_machine import SchedulerMachine
 from edl.cluster.views import Aim, Rates
-from edl.policy.gradient_noise import MeasuredNoise
+from edl.policy.learning import MeasuredNoise
 from edl.protocol.job_policy import BatchRule
 from edl.protocol.record import JobState, Status, WorkerState, WorkerStatus
 from edl.protocol.tally import Rate, Usage

@@ -6,10 +6,9 @@ import pytest
 from queue_play import RULES, QueuePlay
 
 from edl.cluster.queue.measured_speeds import UnknownSpeeds
-from edl.cluster.queue.migration_choice import packed
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.policy_view import placed
-from edl.cluster.queue.queue_entries import NodeReport, WorkerWish
+from edl.cluster.queue.queue_entries import JobPhase, NodeReport, WorkerWish
+from edl.cluster.queue.queue_migration import packed
+from edl.cluster.queue.queue_state import placed
 from edl.cluster.queue.scheduler_inputs import CancelAsked, ClusterRules, DrainAsked, NodeReported, SendAway, SizeWanted
 from edl.cluster.queue.scheduler_machine import SchedulerMachine
 

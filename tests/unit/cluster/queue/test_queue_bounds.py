@@ -7,9 +7,18 @@ import pytest
 
 from edl.cluster.queue.agent_machine import AgentMachine, OrdersCame, WorkerFound, WorkerGone
 from edl.cluster.queue.end_causes import TAIL_BYTES, EndEvidence
-from edl.cluster.queue.queue_bounds import OF_ALL, OF_USER, PATH_BYTES, WORKERS, QueueAccount, QueueFull, QueueShare
 from edl.cluster.queue.queue_entries import WorkerOrder, WorkerWish
-from edl.cluster.queue.submission import JobWish, submission
+from edl.cluster.queue.submission import (
+    OF_ALL,
+    OF_USER,
+    PATH_BYTES,
+    WORKERS,
+    JobWish,
+    QueueAccount,
+    QueueFull,
+    QueueShare,
+    submission,
+)
 from edl.errors import ConfigError
 
 ONE = QueueShare(1, 1000, 25_000)

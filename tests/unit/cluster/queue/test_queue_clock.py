@@ -10,9 +10,8 @@ from queue_play import RULES, QueuePlay
 
 from edl.cluster.policies.registry import build
 from edl.cluster.queue.measured_speeds import UnknownSpeeds
-from edl.cluster.queue.phases import JobPhase
-from edl.cluster.queue.queue_clock import RATE, SeenTime
-from edl.cluster.queue.queue_entries import NodeReport, WorkerWish
+from edl.cluster.queue.queue_entries import JobPhase, NodeReport, WorkerWish
+from edl.cluster.queue.queue_ownership import RATE, SeenTime
 from edl.cluster.queue.scheduler_inputs import NodeLeftOut, NodeReported, QueueTick
 from edl.cluster.queue.scheduler_machine import SchedulerMachine
 

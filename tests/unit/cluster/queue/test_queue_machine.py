@@ -11,8 +11,19 @@ from edl.cluster.queue import job_lifecycle
 from edl.cluster.queue.device_assignment import BATCH_AGAIN_S, outlook
 from edl.cluster.queue.job_view import left_out_by
 from edl.cluster.queue.measured_speeds import UnknownSpeeds
-from edl.cluster.queue.phases import TERMINAL, TRANSITIONS, JobPhase, PhaseChange, after
-from edl.cluster.queue.queue_entries import NodeReport, QueueEvent, Submission, WorkerSeen, WorkerWish, orders_of
+from edl.cluster.queue.queue_entries import (
+    TERMINAL,
+    TRANSITIONS,
+    JobPhase,
+    NodeReport,
+    PhaseChange,
+    QueueEvent,
+    Submission,
+    WorkerSeen,
+    WorkerWish,
+    after,
+    orders_of,
+)
 from edl.cluster.queue.scheduler_inputs import (
     CancelAsked,
     ChangeBatch,

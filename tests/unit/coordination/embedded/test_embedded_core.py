@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from edl.coordination.embedded.embedded_core import EmbeddedCore, HangUp, PlannedRecord, SendTold
-from edl.coordination.embedded.embedded_wire import (
+from edl.coordination.embedded.embedded_core import (
     BeginSession,
     CommitOps,
+    EmbeddedCore,
     EndSession,
+    HangUp,
     NodeChanged,
     NodeFound,
     OpsDone,
     OpsRefused,
+    PlannedRecord,
     ReadNode,
+    SendTold,
     SessionGiven,
     SignOfLife,
     UnwatchPath,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from edl.coordination.etcd.etcd_errors import LeaseGone, NoPasswords, TokenRefused, translate_status
+from edl.coordination.etcd.etcd_connection import LeaseGone, NoPasswords, TokenRefused, translate_status
 from edl.coordination.store import AccessDenied
 from edl.errors import PeerError, StoreUnavailable
 

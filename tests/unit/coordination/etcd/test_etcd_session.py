@@ -9,7 +9,6 @@ import pytest
 from edl.coordination.coordinator_settings import Coordinator
 from edl.coordination.etcd import etcd_session as under_test
 from edl.coordination.etcd.etcd_connection import EtcdConnection
-from edl.coordination.etcd.etcd_layout import KeyLayout
 from edl.coordination.etcd.etcd_messages import (
     LEASE_GRANT,
     LeaseGrantResponse,
@@ -20,6 +19,7 @@ from edl.coordination.etcd.etcd_messages import (
     TxnResponse,
 )
 from edl.coordination.etcd.etcd_session import Session
+from edl.coordination.etcd.etcd_transactions import KeyLayout
 from edl.coordination.store import Link
 from edl.errors import StoreUnavailable
 

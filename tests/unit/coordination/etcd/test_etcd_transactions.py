@@ -6,9 +6,18 @@ import random
 
 import pytest
 
-from edl.coordination.etcd.etcd_layout import KeyLayout, children_created, to_node, to_value
 from edl.coordination.etcd.etcd_messages import CREATE, GREATER, KeyValue
-from edl.coordination.etcd.etcd_transactions import Seen, ancestors, plan, touched, with_parents
+from edl.coordination.etcd.etcd_transactions import (
+    KeyLayout,
+    Seen,
+    ancestors,
+    children_created,
+    plan,
+    to_node,
+    to_value,
+    touched,
+    with_parents,
+)
 from edl.coordination.store import ANY, Check, Create, Delete, NodeExists, StoreRefused, Write
 from edl.errors import EdlError, Fenced, PeerError, UsageError
 

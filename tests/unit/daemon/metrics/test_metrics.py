@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain_fam
 
 from edl.clock import ManualClock
 from edl.core.data.sample_ledger import Ledger
-from edl.daemon.metrics import exposition, metrics_address, metrics_server
+from edl.daemon.metrics import exposition, metrics_server
 from edl.daemon.metrics.families import DaemonSeen, Family, Type, families, of_job
 from edl.daemon.metrics.metrics_server import AT_ONCE, MetricsServer
 from edl.errors import ConfigError
@@ -330,7 +330,7 @@ async def test_however_often_it_is_asked_for_it_is_made_once_a_second(monkeypatc
 
 async def test_a_record_that_cannot_be_written_ends_no_worker(tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text("no folder")
-    offer = metrics_address.MetricsOffer("j", "w0", ManualClock(), tmp_path)
+    offer = metrics_server.MetricsOffer("j", "w0", ManualClock(), tmp_path)
     link = await offer.start("127.0.0.1", 0, lambda: (SEEN, {}), status)
     assert link.startswith("http://127.0.0.1:")
     await offer.stop()
@@ -338,7 +338,7 @@ async def test_a_record_that_cannot_be_written_ends_no_worker(tmp_path: Path) ->
 
 async def test_the_next_free_port_is_taken_and_prometheus_finds_it(tmp_path: Path) -> None:
     first, port = await started()
-    offer = metrics_address.MetricsOffer("j", "w0", ManualClock(), tmp_path)
+    offer = metrics_server.MetricsOffer("j", "w0", ManualClock(), tmp_path)
     link = await offer.start("127.0.0.1", port, lambda: (SEEN, {}), status)
     assert link != f"http://127.0.0.1:{port}/metrics"
     target = json.loads((tmp_path / "metrics" / "w0.json").read_text())
@@ -353,7 +353,7 @@ async def test_the_next_free_port_is_taken_and_prometheus_finds_it(tmp_path: Pat
 
 async def test_an_address_that_is_not_ours_is_said_so() -> None:
     with pytest.raises(ConfigError, match=r"--metrics-port 0: cannot listen at 192\.0\.2\.1"):
-        await metrics_address.MetricsOffer("j", "w0", ManualClock(), None).start(
+        await metrics_server.MetricsOffer("j", "w0", ManualClock(), None).start(
             "192.0.2.1", 0, lambda: (SEEN, {}), status
         )
 

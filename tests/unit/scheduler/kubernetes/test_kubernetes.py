@@ -28,7 +28,6 @@ from edl.scheduler.kubernetes.kubernetes_api import (
     refusal,
 )
 from edl.scheduler.kubernetes.kubernetes_choice import KubernetesFlags, devices_of, given_of, kubernetes_nodes
-from edl.scheduler.kubernetes.pods import PodSeen, agent_mark, node_of, pod_for, pod_name, pod_of
 from edl.scheduler.kubernetes.reconciling import (
     KILL_GRACE_S,
     LEAVE_GRACE_S,
@@ -37,11 +36,17 @@ from edl.scheduler.kubernetes.reconciling import (
     ForgoPod,
     MakePod,
     PodIsGone,
+    PodSeen,
     PodStep,
     PodWanted,
     WatchPace,
+    agent_mark,
     evidence_of,
     looked,
+    node_of,
+    pod_for,
+    pod_name,
+    pod_of,
     reconcile,
 )
 

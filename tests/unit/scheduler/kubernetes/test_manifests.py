@@ -13,7 +13,7 @@ from edl.cli.parser import parse
 from edl.coordination.coordinator_settings import from_environment
 from edl.scheduler.kubernetes.kubernetes_choice import devices_of, template_of
 from edl.scheduler.kubernetes.manifests import ManifestsWanted, as_yaml, manifests
-from edl.scheduler.kubernetes.pods import pod_for
+from edl.scheduler.kubernetes.reconciling import pod_for
 
 Json = dict[str, Any]
 ETCD = ("--image", "training:1", "--etcd-image", "etcd:1")

@@ -20,8 +20,8 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
-from edl.cluster.queue import queue_bounds
-from edl.cluster.queue.phases import JobPhase
+from edl.cluster.queue import submission as submission_module
+from edl.cluster.queue.queue_entries import JobPhase
 from edl.cluster.queue.submission import JobWish, submission
 from edl.coordination.memory_store import MemoryServer
 from edl.errors import ConfigError, EdlError, NoSuchJob, TimedOut, UsageError
@@ -280,7 +280,7 @@ async def test_what_a_life_is_given_by_the_cluster_is_nobodys_to_send(tmp_path: 
 
 
 async def test_a_queue_that_is_full_of_a_users_jobs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_bounds, "OF_USER", queue_bounds.QueueShare(1, 10_000, 10_000))
+    monkeypatch.setattr(submission_module, "OF_USER", submission_module.QueueShare(1, 10_000, 10_000))
     async with served(tmp_path) as http:
         assert (await http.submit("a", "ann"))[0] == 201
         code, told = await http.submit("b", "ann")

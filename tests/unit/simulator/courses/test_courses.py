@@ -13,8 +13,7 @@ from small_traces import APPLICATIONS, POLLUX
 
 from edl.cluster.views import Aim, Provenance
 from edl.simulator.courses.course import BatchSpan
-from edl.simulator.courses.epochs import Epochs
-from edl.simulator.courses.timing import rotated
+from edl.simulator.courses.epochs import Epochs, rotated
 from edl.simulator.simulated_cluster import ClusterSimulation
 from edl.simulator.simulated_fitting import Fitted
 from edl.simulator.trace import TraceJob, TrueSpeed

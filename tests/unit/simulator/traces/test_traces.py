@@ -9,8 +9,8 @@ from published import JOBS_60, JOBS_195, TRACES, WORKLOAD, needs_published
 from small_traces import APPLICATIONS, ELASTICFLOW, PLAIN, POLLUX, THROUGHPUTS, TIRESIAS
 
 from edl.errors import ConfigError
+from edl.simulator.courses.course import Iterations
 from edl.simulator.courses.epochs import Epochs
-from edl.simulator.courses.iterations import Iterations
 from edl.simulator.traces.trace_kinds import read_trace
 
 HEAD = "submitted,workers,duration"
