@@ -135,7 +135,9 @@ class KubernetesApi:
         }  # fmt: skip
         timeout = httpx2.Timeout(ANSWER_S, read=WATCH_S + ANSWER_S)
         with self._heard():
-            async with self._client.stream("GET", self._path, params=asked, timeout=timeout) as answer:
+            async with self._client.stream(
+                "GET", self._path, params=asked, timeout=timeout, extensions=careful()
+            ) as answer:
                 if answer.status_code >= BAD_REQUEST:
                     raise refusal(answer.status_code, await answer.aread(), self._url)
                 async for line in answer.aiter_lines():
@@ -168,7 +170,7 @@ class KubernetesApi:
     ) -> dict[str, Any]:
         with self._heard():
             async with asyncio.timeout(ANSWER_S):
-                answer = await self._client.request(verb, path, params=asked, json=body)
+                answer = await self._client.request(verb, path, params=asked, json=body, extensions=careful())
         if answer.status_code >= BAD_REQUEST:
             raise refusal(answer.status_code, answer.content, self._url)
         try:
@@ -197,6 +199,22 @@ def ask_once(given: KubernetesGiven, call: Callable[[KubernetesApi], Awaitable[T
             return await call(api)
 
     return asyncio.run(asked())
+
+
+def careful() -> dict[str, Any]:
+    """Return what closes a call's connection if the call is cancelled within its TLS handshake.
+
+    httpcore closes such a connection only if the handshake fails by an error.
+    """
+    opened: list[Any] = []
+
+    async def follow(event: str, told: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            opened.append(told["return_value"])
+        elif event == "connection.start_tls.failed":
+            await opened.pop().aclose()
+
+    return {"trace": follow}
 
 
 def refusal(code: int, body: bytes, url: str) -> KubernetesError:

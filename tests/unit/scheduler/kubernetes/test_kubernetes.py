@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import socket
@@ -9,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from fake_kubernetes import TEMPLATE, FakeKubernetes, fake_kubernetes
@@ -353,6 +355,32 @@ def test_a_token_that_opens_nothing_is_said_to(kubernetes: FakeKubernetes, tmp_p
         kubernetes_nodes(other, None, own_coordinator=False)
     (tmp_path / "token").write_text((Path(given.account) / "token").read_text())  # Kubernetes renews it
     assert ask_once(other, KubernetesApi.nodes)
+
+
+@pytest.mark.parametrize("call", [KubernetesApi.nodes, lambda api: anext(api.watch("a=b", "1"))], ids=["call", "watch"])
+async def test_a_call_that_is_cancelled_within_its_handshake_leaves_no_connection(
+    kubernetes: FakeKubernetes, call: Any
+) -> None:
+    ended, begun = asyncio.Event(), asyncio.Event()
+
+    async def never_shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        begun.set()
+        await reader.read()
+        ended.set()
+        writer.close()
+
+    async with await asyncio.start_server(never_shake_hands, "127.0.0.1", 0) as mute:
+        url = f"https://127.0.0.1:{mute.sockets[0].getsockname()[1]}"
+        api = KubernetesApi(msgspec.structs.replace(kubernetes.given(), url=url))
+        asked = asyncio.ensure_future(call(api))
+        await asyncio.wait_for(begun.wait(), 60)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError) as cancelled:  # whose frames hold the connection
+            await asked
+        await asyncio.wait_for(ended.wait(), 5)
+        await api.close()
+        assert cancelled
 
 
 def test_a_server_that_another_authority_has_signed_is_not_told_the_token(
