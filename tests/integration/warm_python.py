@@ -2,10 +2,10 @@
 
 Owns: one zygote for each framework and one for edl's own commands, launchers, guards and daemons (warm/zygote.py), and
 one ZooKeeper (warm/coordinator.py), started when they are first asked for, ended with the tests. All processes of
-pytest-xdist have them in common. What a boot is, is
-tested by jobs that are started cold, their launchers, guards and daemons too: the first of test_run_job.py, an example
-of TensorFlow, a worker that the README starts by hand, test_horovodrun.py, and by all benchmarks; a launcher's own
-ZooKeeper by test_run_local.py and test_run_job.py. With EDL_TEST_COLD=1 all boot.
+pytest-xdist have them in common. What a boot is, is tested by jobs that are started cold, their launchers, guards and
+daemons too: the first of test_run_job.py, an example of TensorFlow, a worker that the README starts by hand,
+test_horovodrun.py, and by all benchmarks; a launcher's own ZooKeeper by test_run_local.py and test_run_job.py. With
+EDL_TEST_COLD=1 all boot.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,7 +31,6 @@ FORKING = f"import sys; sys.path.append({str(WARM)!r}); import launch; from horo
 
 
 SHARED = "EDL_TEST_WARM"  # where several processes of tests have theirs in common, and who owns it
-_outliving: list[subprocess.Popen[bytes]] = []  # what others share: a Popen that is let go while it runs warns
 
 
 @contextlib.contextmanager
@@ -81,7 +79,7 @@ class WarmPython:
         self._is_own = not place
         self._owner = int(owner) if place else os.getpid()
         self._folder = Path(folder) if place else _new_folder()
-        self._keepers: list[subprocess.Popen[bytes]] = []
+        self._keepers: list[int] = []  # pids
 
     def command(self, script: Path, framework: str = "") -> list[str]:
         """What stands for `python script.py`; the script's arguments come after it."""
@@ -140,26 +138,30 @@ class WarmPython:
             kept = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
             keeper = [sys.executable, "-IS", str(WARM / "keeper.py"), str(self._owner)]
             with log.open("wb") as output:
-                started = subprocess.Popen(
+                os.set_inheritable(lock.fileno(), True)
+                # No Popen: one that is let go while its process runs on for others warns.
+                started = os.posix_spawn(
+                    sys.executable,
                     [*keeper, sys.executable, *command],
-                    env={**kept, **QUIET},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    pass_fds=(lock.fileno(),),
+                    {**kept, **QUIET},
+                    file_actions=[
+                        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                        (os.POSIX_SPAWN_DUP2, output.fileno(), 1),
+                        (os.POSIX_SPAWN_DUP2, output.fileno(), 2),
+                    ],
+                    setsid=True,
+                    setsigdef=[signal.SIGPIPE],
                 )
-            (self._folder / f"{name}.pid").write_text(str(started.pid))
+            (self._folder / f"{name}.pid").write_text(str(started))
             self._keepers.append(started)
 
     def close(self) -> None:
         """What others share goes on."""
         if not self._is_own:
-            _outliving.extend(self._keepers)
             return
         _clear(self._folder)
         for keeper in self._keepers:
-            keeper.wait()
+            os.waitpid(keeper, 0)
 
 
 def needed(script: Path) -> str:
