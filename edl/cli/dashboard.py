@@ -24,8 +24,8 @@ from edl.config import Settings
 from edl.config.value_parsers import any_port
 from edl.dashboard import page_feed
 from edl.dashboard import page_report as dashboard_report
-from edl.dashboard.comparison_page import ComparedRun, comparison
 from edl.dashboard.page_feed import Feed
+from edl.dashboard.page_report import ComparedRun, comparison
 from edl.dashboard.terminal import print_screen, screen
 from edl.errors import ConfigError, EdlError
 from edl.host.network import LOOPBACK

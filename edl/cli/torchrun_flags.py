@@ -17,7 +17,7 @@ from edl.cli.command_arguments import Commands, add_setting, add_switch, command
 from edl.cli.job_flags import RUN_GROUPS
 from edl.config import TABLE, Given
 from edl.errors import UsageError, did_you_mean
-from edl.torchrun.trial_result import ACCUMULATE
+from edl.torchrun.refusals import ACCUMULATE
 
 EXAMPLES = """
 examples:

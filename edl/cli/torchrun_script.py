@@ -23,9 +23,9 @@ from edl.cli.torchrun_flags import MODULE, python_line
 from edl.control_characters import visible
 from edl.coordination.child_server import dying_with
 from edl.errors import UsageError
+from edl.torchrun.refusals import ACCUMULATE, TRIAL, TrialResult
 from edl.torchrun.script_files import module_file, script_files
 from edl.torchrun.script_reading import LineKind, Reading, folder_of, read
-from edl.torchrun.trial_result import ACCUMULATE, TRIAL, TrialResult
 
 TRIAL_S: Final = 300.0
 MOST_LINES: Final = 5  # about a script, as its job begins

@@ -1,7 +1,8 @@
 """The view that a policy has of a cluster: nodes, jobs with their limits, each job's speed; and a policy's decision.
 
 The simulator makes the same views from a trace as a scheduler makes from live jobs. A worker takes one device. Owns:
-the forms, and speeds that need no fit. Does not own: speeds that are fitted (`edl.cluster.analyzer`), nor the policies.
+the forms, and speeds that need no fit. Does not own: speeds that are fitted (`edl.cluster.speed_analyzer`), nor the
+policies.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def path(text: str) -> Path:
 
 
 def autoscale(text: str) -> str:
-    """Check only the form; `edl.policy.autoscale_parser` reads the text."""
+    """Check only the form; `edl.policy.policy_engine` reads the text."""
     number = r"[0-9]+(\.[0-9]+)?"
     policy = rf"(efficiency={number}|utility=[^,]+|policy=[^,]+)"
     if not re.fullmatch(rf"{policy}(,(stride|batches|cooldown)={number}|,dry-run)*", text):

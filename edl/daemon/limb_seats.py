@@ -17,8 +17,7 @@ import msgspec
 
 from edl.core.worker.limb_statuses import combined, ends_worker
 from edl.core.worker.next_move import NEVER
-from edl.host.host_processes import halted, used_by, watch_exit
-from edl.host.life_lock import LIFE, watch_life
+from edl.host.host_processes import LIFE, halted, used_by, watch_exit, watch_life
 from edl.protocol import trainer_messages as say
 from edl.protocol.tally import LimbSeen
 from edl.transport.pipe import Connection

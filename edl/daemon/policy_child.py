@@ -19,7 +19,7 @@ import msgspec
 
 from edl.daemon import policy_process as wire
 from edl.host.host_processes import die_with_parent
-from edl.policy.autoscale_parser import GROUP
+from edl.policy.policy_engine import GROUP
 
 
 class Wrong(Exception):

@@ -1,7 +1,7 @@
 """Read the code and data by which this process chooses a job's size and batch, once.
 
 Owns: reading them, and the digest by which a user's code is known to others. Does not own: the form of the flags
-(`edl.config`), their meaning (`edl.policy.autoscale_parser`), nor running code (`edl.daemon.policy_process`).
+(`edl.config`), their meaning (`edl.policy.policy_engine`), nor running code (`edl.daemon.policy_process`).
 
 Nothing that arrives or is on record names code to run (I18). A job's record has a digest. The leader runs its own copy,
 which its own settings name, if the digest is the same.
@@ -20,7 +20,7 @@ from edl.config import Settings
 from edl.config.value_parsers import AUTO, interval, share
 from edl.daemon.policy_process import PolicyProcess
 from edl.errors import ConfigError
-from edl.policy.autoscale_parser import GROUP, MOST_WORKERS, Choice
+from edl.policy.policy_engine import GROUP, MOST_WORKERS, Choice
 from edl.protocol.checkpoint_record import Auto, Checkpointing
 from edl.protocol.divergence_report import Checking, OnDivergence
 from edl.protocol.job_policy import Batching, BatchRule, JobPolicy, digest_text

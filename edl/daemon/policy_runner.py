@@ -19,8 +19,7 @@ from edl.core.resize.scale_requests import staying
 from edl.daemon.policy_loader import Code
 from edl.daemon.policy_process import PolicyFailed, PolicyProcess
 from edl.errors import ConfigError
-from edl.policy.autoscale_parser import Choice
-from edl.policy.policy_engine import Engine, Pacing, Ruling
+from edl.policy.policy_engine import Choice, Engine, Pacing, Ruling
 from edl.policy.policy_job_view import Policy, View
 from edl.policy.stragglers import Straggler, UnevenPaces, WorkerPaces
 from edl.policy.throughput_meter import Meter, Seated, WorkerTimes

@@ -42,7 +42,7 @@ from edl.proof.host_messages import (
     asked_by,
     line_of,
 )
-from edl.proof.machine_facts import machine
+from edl.proof.proof_report import machine
 from edl.proof.step_figures import set_file
 
 LOOK_S = 0.02

@@ -1,10 +1,13 @@
-"""The report of `edl prove`: its values, whether all has held, and the page that shows it. Pure.
+"""The report of `edl prove`: its values, whether all has held, and the page that shows it.
 
-Owns: the JSON file's fields (they may grow, and never change their meaning), and the page. Does not own: measuring.
+Owns: the JSON file's fields (they may grow, and never change their meaning), the page, and the facts of a
+machine that it names. Does not own: measuring.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 from collections.abc import Sequence
 from html import escape
@@ -226,3 +229,20 @@ def _spread(values: Sequence[float], places: int = 1) -> str:
         return "-"
     middle, least, greatest = statistics.median(values), min(values), max(values)
     return f"{middle:.{places}f} ({least:.{places}f} to {greatest:.{places}f}, of {len(values)})"
+
+
+def machine(device: str) -> Machine:
+    import torch
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    gpus = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())] if device == "cuda" else []
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        memory_gb=round(memory, 1),
+        gpus=gpus,
+        system=f"{platform.system()} {platform.machine()}",
+        kernel=platform.release(),
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        load=round(os.getloadavg()[0], 1),
+    )

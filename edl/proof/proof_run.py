@@ -17,12 +17,11 @@ import msgspec
 
 from edl import __version__
 from edl.facts import counted
-from edl.proof.machine_facts import machine
 from edl.proof.measured_job import audited, program
 from edl.proof.paired_turns import HOROVOD_SCRIPT, MODELS, horovod_launches, host_turns, launches, paired_turns
 from edl.proof.proof_hosts import ProofHosts
 from edl.proof.proof_job import BOOT_S, PATIENCE_S, HostsProofJob, LocalProofJob, ProofJob, ProofPlan
-from edl.proof.proof_report import HorovodTurns, Kill, PairedTurns, Proof, ProofOutcome, Resize
+from edl.proof.proof_report import HorovodTurns, Kill, PairedTurns, Proof, ProofOutcome, Resize, machine
 from edl.proof.step_figures import AFTER_STEPS, BEFORE_STEPS, NotedWorker, compared, pause_figures, recovery_figures
 
 JOB = "proof"

@@ -173,7 +173,7 @@ def speeds_of(policy: str) -> LiveSpeeds:
     if not registry.known(policy).sees_speed:
         return UnknownSpeeds()
     try:
-        from edl.cluster.analyzer.speed_analyzer import Analyzer
+        from edl.cluster.speed_analyzer import Analyzer
     except ModuleNotFoundError:
         raise ConfigError(f"policy {policy} needs SciPy: pip install 'horovod-edl[cluster]'") from None
     return FittedSpeeds(Analyzer())

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from edl.cluster.analyzer.predicted import Batches
-from edl.cluster.analyzer.speed_analyzer import Analyzer
+from edl.cluster.speed_analyzer import Analyzer, Batches
 from edl.cluster.views import Speed
 from edl.simulator.simulated_job import SimulatedJob
 from edl.simulator.trace import TraceJob, TrueSpeed

@@ -27,14 +27,13 @@ from edl.torchrun import parallel_model
 from edl.torchrun.group_names import GroupNames
 from edl.torchrun.parallel_model import DistributedDataParallel, GradientPauses
 from edl.torchrun.range_loops import ScriptRange, makes_batches
-from edl.torchrun.refusals import SPAWN
+from edl.torchrun.refusals import ACCUMULATE, SPAWN, TRIAL, TrialResult
 from edl.torchrun.script_files import give_names, module_file, script_files
 from edl.torchrun.script_numbers import NUMBERS, ScriptNumbers
 from edl.torchrun.script_passes import Loaders, ScriptSteps
 from edl.torchrun.script_reading import folder_of, made_of_rank
 from edl.torchrun.script_trial import ScriptTrial
 from edl.torchrun.training_objects import OUTSIDE, TrainingObjects, let_schedules_end
-from edl.torchrun.trial_result import ACCUMULATE, TRIAL, TrialResult
 from edl.torchrun.worker_group import WorkerGroup, set_environment
 
 logger = logging.getLogger("edl")

@@ -1,11 +1,14 @@
-"""Names of torch's that a script cannot use in an elastic job, and what to take instead.
+"""Names of torch's that a script cannot use in an elastic job, with what to take instead; and a trial's result.
 
-Owns: the names and the remedies, without torch. Does not own: refusing them (`edl.torchrun.group_names`).
+Owns: the names and the remedies, the result, and what the command line tells a worker by variables, without torch. Does
+not own: refusing them (`edl.torchrun.group_names`).
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+import msgspec
 
 ONE_GROUP: Final = "a job of edl has one group, of all workers, which is made anew when workers come and go"
 POINT_TO_POINT: Final = "edl has no messages from one worker to another: a worker may be gone, or have another rank"
@@ -56,3 +59,15 @@ LIBRARIES: Final = {
     "pytorch_lightning.": LIGHTNING,
 }
 """Whose loaders and loops go by the number of workers at their beginning, by the beginning of a module's name."""
+
+
+ACCUMULATE: Final = "EDL_TORCHRUN_ACCUMULATE"  # batches of one update
+TRIAL: Final = "EDL_TORCHRUN_TRIAL"
+"""The variable of a trial's process: the file descriptor for its answer, and the workers that the job begins with."""
+
+
+class TrialResult(msgspec.Struct, frozen=True):
+    batches: int = 0  # of the first update; 0: not from a loader with a DistributedSampler
+    refused: str = ""  # the line that says so
+    failed: str = ""  # the script's own error, in one line
+    ended: bool = False  # without an update

@@ -23,8 +23,8 @@ from edl.torch.torch_process import framework, trainer
 from edl.torchrun import parallel_model
 from edl.torchrun.group_names import GroupNames
 from edl.torchrun.parallel_model import DistributedDataParallel
+from edl.torchrun.refusals import TrialResult
 from edl.torchrun.script_passes import LoaderNames, sampler_of
-from edl.torchrun.trial_result import TrialResult
 from edl.torchrun.worker_group import JobOutside, WorkerGroup
 
 

@@ -20,9 +20,8 @@ from seen_proof import MACHINE, PROOF
 
 from edl.cli.dashboard import compared
 from edl.dashboard.cluster_server import ClusterFeed, ClusterPageServer, ClusterSeen
-from edl.dashboard.comparison_page import comparison
 from edl.dashboard.page_feed import Feed, History
-from edl.dashboard.page_report import report
+from edl.dashboard.page_report import comparison, report
 from edl.dashboard.page_server import PageServer
 from edl.dashboard.site import Access, GuardedSite
 from edl.host.http_serving import listen

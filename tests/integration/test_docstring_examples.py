@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 RUNNER = ROOT / "tests" / "fixtures" / "docstring_examples.py"
-IN_JOB = {"edl.client", "edl.testing.chaos"}  # their examples look at a job that trains
+IN_JOB = ("edl.client", "edl.testing.chaos")  # their examples look at a job that trains
 MODULES = {
     "edl.torch": "torch",
     "edl.tensorflow": "tensorflow",
@@ -49,17 +49,28 @@ def public_names(module: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in NO_EXAMPLE.get(module, ())]
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", [module for module in MODULES if module not in IN_JOB])
 def test_every_public_name_has_an_example_that_runs(module, edl, tmp_path) -> None:
     if MODULES[module]:
         pytest.importorskip(MODULES[module])
+    play(module, edl, tmp_path)
+
+
+def test_every_public_name_that_looks_at_a_job_has_an_example_that_runs_beside_one(edl, tmp_path) -> None:
+    pytest.importorskip("torch")
+    script = [sys.executable, str(ROOT / "examples/torch_digits.py"), "--epochs", "1000", "--step-time", "0.05"]
+    done = edl("run", "--detach", "-np", "1", "--max-np", "3", "--job", "mnist", *script, timeout_s=90.0)
+    assert done.returncode == 0, done.stderr
+    for module in IN_JOB:
+        assert edl("scale", "mnist", "1", "--wait", timeout_s=120.0).returncode == 0
+        play(module, edl, tmp_path)
+    edl("stop", "mnist", timeout_s=60.0)
+    edl.wait(lambda: not edl.processes(), "its launcher has ended", timeout_s=60)
+
+
+def play(module: str, edl, folder: Path) -> None:
     names = public_names(module)
     assert names
-    if module in IN_JOB:
-        script = [sys.executable, str(ROOT / "examples/torch_digits.py"), "--epochs", "1000", "--step-time", "0.05"]
-        done = edl("run", "--detach", "-np", "1", "--max-np", "3", "--job", "mnist", *script, timeout_s=90.0)
-        assert done.returncode == 0, done.stderr
-        assert edl("scale", "mnist", "1", "--wait", timeout_s=120.0).returncode == 0
     environ = {**edl.environ, "EDL_LOCAL_COORDINATOR": "embedded", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     environ |= {
         "WANDB_MODE": "offline",
@@ -69,15 +80,12 @@ def test_every_public_name_has_an_example_that_runs(module, edl, tmp_path) -> No
     }
     line = [sys.executable, str(RUNNER), module, *names]
     done = subprocess.run(
-        line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=patient(600)
+        line, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=patient(600)
     )
     played = [json.loads(text) for text in done.stdout.splitlines() if text.startswith('["')]
     assert {name for name, *_ in played} == set(names), done.stderr[-3000:]
     assert not [said for _, _, said in played if said], "\n".join(said for _, _, said in played)
     assert not [name for name, count, _ in played if not count], "without an example"
-    if module in IN_JOB:
-        edl("stop", "mnist", timeout_s=60.0)
-        edl.wait(lambda: not edl.processes(), "its launcher has ended", timeout_s=60)
 
 
 def test_all_of_the_reference_is_played() -> None:

@@ -38,9 +38,9 @@ from edl.coordination.etcd.etcd_messages import (
     WatchRequest,
 )
 from edl.coordination.etcd.etcd_server import LocalEtcd
+from edl.coordination.etcd.etcd_session import Watches
 from edl.coordination.etcd.etcd_store import connect
 from edl.coordination.etcd.etcd_transactions import KeyLayout
-from edl.coordination.etcd.etcd_watches import Watches
 from edl.coordination.store import MAX_OPS, AccessDenied, Create, Link
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 

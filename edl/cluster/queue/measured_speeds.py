@@ -14,7 +14,7 @@ from edl.cluster.queue.scheduler_inputs import JobLook
 from edl.cluster.views import Guess, Speed
 
 if TYPE_CHECKING:
-    from edl.cluster.analyzer.speed_analyzer import Analyzer
+    from edl.cluster.speed_analyzer import Analyzer
 
 
 class LiveSpeeds(Protocol):
@@ -73,7 +73,7 @@ class FittedSpeeds:
         return self._analyzer.speed(job.name) if job.name in self._known else Guess(job.batch)
 
     def _expect(self, job: JobEntry, look: JobLook) -> None:
-        from edl.cluster.analyzer.predicted import Batches
+        from edl.cluster.speed_analyzer import Batches
 
         if look.grows and job.asked.batch_range is None:
             each = max(1, look.batch // look.size)

@@ -1,7 +1,7 @@
 """The state shared by the parts of the scheduler's machine: the jobs as decided, and the observations since it began.
 
 Owns: that each change is counted, follows the table, and is made durable; a policy's view of live jobs, and the use
-that each job makes of its devices. Does not own: speeds (`edl.cluster.analyzer`), nor any decision.
+that each job makes of its devices. Does not own: speeds (`edl.cluster.speed_analyzer`), nor any decision.
 """
 
 from __future__ import annotations

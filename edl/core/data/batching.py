@@ -7,7 +7,7 @@
 - a table that a function of the user's has filled: number of workers -> batch of all.
 
 Owns: the numbers. Does not own: from which step on they hold (`edl.core.data.lease_recut`), nor what the user typed
-(`edl.policy.autoscale_parser`).
+(`edl.policy.policy_engine`).
 """
 
 from __future__ import annotations

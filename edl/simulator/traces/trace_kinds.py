@@ -7,14 +7,14 @@ from typing import Final
 
 from edl.errors import ConfigError
 from edl.simulator.trace import Trace
-from edl.simulator.traces import elasticflow_trace, plain_trace, pollux_trace, tiresias_trace
+from edl.simulator.traces import pollux_trace, trace_rows
 from edl.simulator.traces.trace_rows import head_of
 
 KINDS: Final = {
     "Pollux": pollux_trace.COLUMNS,
-    "ElasticFlow": elasticflow_trace.COLUMNS,
-    "Tiresias": tiresias_trace.COLUMNS,
-    "plain": plain_trace.COLUMNS,
+    "ElasticFlow": trace_rows.ELASTICFLOW_COLUMNS,
+    "Tiresias": trace_rows.TIRESIAS_COLUMNS,
+    "plain": trace_rows.PLAIN_COLUMNS,
 }
 
 
@@ -26,11 +26,11 @@ def read_trace(path: Path, applications: Path | None = None, throughputs: Path |
     if kind == "Pollux":
         trace = pollux_trace.read_pollux(path, applications or _beside(path, "applications", "--applications"))
     elif kind == "ElasticFlow":
-        trace = elasticflow_trace.read_elasticflow(path, throughputs or _beside(path, "throughputs*", "--throughputs"))
+        trace = trace_rows.read_elasticflow(path, throughputs or _beside(path, "throughputs*", "--throughputs"))
     elif kind == "Tiresias":
-        trace = tiresias_trace.read_tiresias(path)
+        trace = trace_rows.read_tiresias(path)
     else:
-        trace = plain_trace.read_plain(path)
+        trace = trace_rows.read_plain(path)
     return _checked(trace, path)
 
 
@@ -40,7 +40,7 @@ def _kind(path: Path) -> str:
     best = max(shared, key=lambda kind: shared[kind])
     if shared[best] < 0.5:
         raise ConfigError(
-            f"{path} row 1: is no trace; one of your own needs the columns {', '.join(plain_trace.COLUMNS)}"
+            f"{path} row 1: is no trace; one of your own needs the columns {', '.join(trace_rows.PLAIN_COLUMNS)}"
         )
     return best
 

@@ -1,4 +1,17 @@
-"""Rows of a CSV file, and one line for each error in them: file, row, column and remedy."""
+"""Traces as CSV files of a row for each job: a user's own, and those of the simulators of Tiresias and ElasticFlow.
+
+A wrong row gets one line: file, row, column and remedy.
+
+A user's own says when each job came, with how many workers, and how long it takes with them. Columns submitted, workers
+and duration are required; name, min_workers, max_workers, speedup, batch, deadline, user and priority are optional.
+`speedup` gives the relative speed of a job with other numbers of workers, as `1:1 2:1.9 4:3.4`; the speed of one worker
+need not be 1. Without it a job runs only with the workers that it asks for.
+
+Tiresias' (SymbioticLab/Tiresias) have jobs of a known duration at the size they ask for. ElasticFlow's
+(pkusys/ElasticFlow) have iterations at a fixed batch, by a table, with deadlines: job_id, submission_time,
+num_iteration, model_name, batch_size and num_gpu, and optionally deadline. The folder of throughputs has MODEL.csv:
+iterations per second at each global_batch_size (row) with 1, 2, 4, … workers (column).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +19,13 @@ import csv
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from edl.errors import ConfigError
+from edl.simulator.courses.course import Iterations
+from edl.simulator.trace import Trace, TraceJob
 
 LARGEST = 1e30  # largest number that a trace may have
 
@@ -86,3 +102,131 @@ def head_of(path: Path) -> set[str]:
         raise ConfigError(f"there is no trace {path}: name a CSV file, see 'edl simulate --help'") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read as a CSV file: {error}") from None
+
+
+TIRESIAS_COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "duration")
+
+
+def read_tiresias(path: Path) -> Trace:
+    """Read a trace. Raises ConfigError."""
+    return Trace(path.stem, tuple(_tiresias_job(row) for row in rows(path, TIRESIAS_COLUMNS)))
+
+
+def _tiresias_job(row: TraceRow) -> TraceJob:
+    request = row.count("num_gpu")
+    return TraceJob(
+        name=row.text("job_id"),
+        submitted=row.number_in("submit_time"),
+        request=request,
+        course=Iterations(row.number_in("duration", above=True), {request: 1.0}, 0),
+        smallest=request,
+        largest=request,
+        row=row.number,
+    )
+
+
+PLAIN_COLUMNS: Final = ("submitted", "workers", "duration")
+
+
+def read_plain(path: Path) -> Trace:
+    """Read a trace. Raises ConfigError."""
+    return Trace(path.stem, tuple(_plain_job(row) for row in rows(path, PLAIN_COLUMNS)))
+
+
+def _plain_job(row: TraceRow) -> TraceJob:
+    request, submitted = row.count("workers"), row.number_in("submitted")
+    rates = _speedup(row, request)
+    smallest = row.count("min_workers") if row.has("min_workers") else min(rates)
+    largest = row.count("max_workers") if row.has("max_workers") else max(rates)
+    if not smallest <= request <= largest:
+        raise row.wrong(f"workers {request}: must lie between min_workers {smallest} and max_workers {largest}")
+    if not min(rates) <= smallest or not largest <= max(rates):
+        raise row.wrong(
+            f"it may have {smallest} to {largest} workers, and speedup is known for {min(rates)} to {max(rates)}: "
+            "add what is missing, such as `1:1 2:1.9 4:3.4`"
+        )
+    batch = row.count("batch") if row.has("batch") else 0
+    return TraceJob(
+        name=row.text("name") if row.has("name") else f"job-{row.number - 1}",
+        submitted=submitted,
+        request=request,
+        course=Iterations(row.number_in("duration", above=True), rates, batch),
+        smallest=smallest,
+        largest=largest,
+        batch=batch,
+        user=row.text("user") if row.has("user") else "",
+        priority=int(row.number_in("priority", -1e9)) if row.has("priority") else 0,
+        deadline=row.number_in("deadline", submitted) if row.has("deadline") else None,
+        row=row.number,
+    )
+
+
+def _speedup(row: TraceRow, request: int) -> dict[int, float]:
+    """Return, by the number of workers, how many seconds of the job's duration are done in a second."""
+    if not row.has("speedup"):
+        return {request: 1.0}
+    text = row.text("speedup")
+    try:
+        known = {int(size): float(rate) for size, rate in (pair.split(":") for pair in text.split())}
+    except ValueError:
+        known = {}
+    if not known or min(known) < 1 or not all(0 < rate < float("inf") for rate in known.values()):
+        raise row.wrong(f"speedup {text}: must be pairs of workers and speed, such as `1:1 2:1.9 4:3.4`")
+    if request not in known:
+        raise row.wrong(f"speedup {text}: says nothing of the {request} workers that the job asks for")
+    return {size: rate / known[request] for size, rate in known.items()}
+
+
+ELASTICFLOW_COLUMNS: Final = ("job_id", "submission_time", "num_iteration", "model_name", "batch_size", "num_gpu")
+BATCH: Final = "global_batch_size"
+
+Tables = dict[str, dict[int, dict[int, float]]]  # model -> batch -> workers -> iterations per second
+
+
+def read_elasticflow(path: Path, folder: Path) -> Trace:
+    """Read a trace and its tables. Raises ConfigError."""
+    tables: Tables = {}
+    return Trace(path.stem, tuple(_elasticflow_job(row, folder, tables) for row in rows(path, ELASTICFLOW_COLUMNS)))
+
+
+def _elasticflow_job(row: TraceRow, folder: Path, tables: Tables) -> TraceJob:
+    model = row.text("model_name")
+    if model not in tables:
+        file = folder / f"{model}.csv"
+        if "/" in model or not file.is_file():
+            has = ", ".join(sorted(one.stem for one in folder.glob("*.csv")))
+            raise row.wrong(f"model_name {model} has no table in {folder}: it has {has or 'none; see --throughputs'}")
+        tables[model] = _table(file)
+    batch, request = row.count("batch_size"), row.count("num_gpu")
+    if batch not in tables[model]:
+        has = ", ".join(map(str, sorted(tables[model])))
+        raise row.wrong(f"batch_size {batch}: {folder / model}.csv has {has}")
+    course = Iterations(row.number_in("num_iteration", above=True), tables[model][batch], batch)
+    least, most = course.sizes
+    if not least <= request <= most:
+        raise row.wrong(f"num_gpu {request}: {folder / model}.csv has {least} to {most} for a batch of {batch}")
+    submitted = row.number_in("submission_time")
+    return TraceJob(
+        name=row.text("job_id"),
+        submitted=submitted,
+        request=request,
+        course=course,
+        smallest=least,
+        largest=most,
+        batch=batch,
+        deadline=row.number_in("deadline", submitted) if row.has("deadline") else None,
+        row=row.number,
+    )
+
+
+def _table(path: Path) -> dict[int, dict[int, float]]:
+    sizes = sorted(int(name) for name in head_of(path) if name.isdecimal() and int(name) > 0)
+    if not sizes:
+        raise ConfigError(f"{path} row 1: has no column named after a number of workers, such as 1, 2, 4")
+    found = {}
+    for row in rows(path, (BATCH,)):
+        rates = {size: row.number_in(str(size)) for size in sizes if row.has(str(size))}
+        if not any(rates.values()):
+            raise row.wrong("has no throughput above 0: fill one in")
+        found[row.count(BATCH)] = rates
+    return found

@@ -16,7 +16,7 @@ from edl.coordination.store import Store
 from edl.daemon import daemon as module
 from edl.daemon.daemon import AFTER_END, Daemon
 from edl.errors import ConfigError
-from edl.host.life_lock import LIFE
+from edl.host.host_processes import LIFE
 from edl.transport.shared_page import SharedPage
 
 AWAY = 5

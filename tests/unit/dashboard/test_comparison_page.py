@@ -8,7 +8,7 @@ import msgspec
 from seen_job import BEGAN, EVIL, feed, scaled, status
 
 from edl.dashboard import page_feed
-from edl.dashboard.comparison_page import ComparedRun, comparison
+from edl.dashboard.page_report import ComparedRun, comparison
 from edl.facts import counted
 from edl.launch.status_poller import Point
 from edl.protocol.record import JobState

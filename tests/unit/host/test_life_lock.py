@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from edl.host.host_processes import is_ending
-from edl.host.life_lock import hold_for_life, watch_life
+from edl.host.host_processes import hold_for_life, is_ending, watch_life
 
 HOLDS = """
 import os, signal, sys, threading
 from pathlib import Path
-from edl.host.life_lock import hold_for_life
+from edl.host.host_processes import hold_for_life
 hold_for_life(Path(sys.argv[1]))
 print("held", flush=True)
 if sys.argv[2] == "fork" and (child := os.fork()) == 0:

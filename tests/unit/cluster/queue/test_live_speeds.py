@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from edl.cluster.analyzer.speed_analyzer import Analyzer
 from edl.cluster.policies.registry import build
 from edl.cluster.queue.measured_speeds import FittedSpeeds
 from edl.cluster.queue.queue_entries import JobEntry, NodeReport, Submission
@@ -18,6 +17,7 @@ from edl.cluster.queue.scheduler_inputs import (
     Submitted,
 )
 from edl.cluster.queue.scheduler_machine import SchedulerMachine
+from edl.cluster.speed_analyzer import Analyzer
 from edl.cluster.views import Aim, Rates
 from edl.policy.learning import MeasuredNoise
 from edl.protocol.job_policy import BatchRule

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from edl.coordination.etcd.etcd_messages import WatchCancelRequest, WatchEvent, WatchRequest, WatchResponse
+from edl.coordination.etcd.etcd_session import Watches
 from edl.coordination.etcd.etcd_transactions import KeyLayout
-from edl.coordination.etcd.etcd_watches import Watches
 from edl.errors import StoreUnavailable
 
 

@@ -7,8 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.cluster.analyzer.predicted import CENTRES, Batches, MeasuredSteps, Noise, StepModel, fit, log_slopes
-from edl.cluster.analyzer.speed_analyzer import KINDS, Analyzer
+from edl.cluster.speed_analyzer import (
+    CENTRES,
+    KINDS,
+    Analyzer,
+    Batches,
+    MeasuredSteps,
+    Noise,
+    StepModel,
+    fit,
+    log_slopes,
+)
 from edl.cluster.views import Aim, Provenance, Table
 from edl.errors import ConfigError
 
@@ -102,7 +111,7 @@ def test_the_slopes_are_those_of_the_model() -> None:
 
 def test_it_fits_anew_only_for_news(monkeypatch) -> None:
     fits = []
-    monkeypatch.setattr("edl.cluster.analyzer.speed_analyzer.fit", lambda seen: fits.append(seen) or fit(seen))
+    monkeypatch.setattr("edl.cluster.speed_analyzer.fit", lambda seen: fits.append(seen) or fit(seen))
     analyzer, job = analyzer_of(), TrueJob(1)
     job.report(analyzer, 2, 64)
     speed = analyzer.speed("job")
@@ -134,7 +143,7 @@ def test_a_fit_depends_on_what_was_seen_and_not_on_its_order() -> None:
 
 def test_what_it_keeps_is_bounded(monkeypatch) -> None:
     fitted = []
-    monkeypatch.setattr("edl.cluster.analyzer.speed_analyzer.fit", lambda seen: fitted.append(seen) or fit(seen))
+    monkeypatch.setattr("edl.cluster.speed_analyzer.fit", lambda seen: fitted.append(seen) or fit(seen))
     analyzer, job = analyzer_of(), TrueJob(0)
     for samples in range(1, 4 * KINDS):
         job.report(analyzer, 1, samples)
