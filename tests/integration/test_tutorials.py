@@ -21,6 +21,7 @@ pytest.importorskip("torch")
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
+LEISURE = Path(__file__).parent / "jobs" / "at_leisure"
 TUTORIALS = sorted((ROOT / "docs").glob("tutorial-*.md"))
 KUBERNETES, SPOT = ROOT / "docs" / "tutorial-kubernetes.md", ROOT / "docs" / "tutorial-spot.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -29,16 +30,25 @@ MOMENT_S = 60.0
 
 
 class Typist:
-    """A reader in one shell after the other, in a clone of their own."""
+    """A reader in one shell after the other, in a clone of their own.
+
+    The clone has a quarter of the sonnets, at which the example trains at leisure until its job is preempted, and then
+    as fast as it can: the job is there to be preempted, and soon at its end.
+    """
 
     def __init__(self, folder: Path, **environ: str) -> None:
         self._clone = folder / "clone"
         self._clone.mkdir()
-        for name in ("data", "examples"):
-            (self._clone / name).symlink_to(ROOT / name)
+        self._hurry = folder / "hurry"
+        for name in ("data", "examples"):  # copies: an example looks for its data beside itself
+            shutil.copytree(ROOT / name, self._clone / name, ignore=shutil.ignore_patterns("__pycache__", "traces"))
+        sonnets = self._clone / "data" / "sonnets" / "sonnets.txt"
+        text = sonnets.read_text().split("\n\n")
+        sonnets.write_text("\n\n".join(text[: len(text) // 4]))
         clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._environ = {**clean, "EDL_HOME": str(folder / "home"), "PATH": path, "PYTHONPATH": str(ROOT)}
+        self._environ = {**clean, "EDL_HOME": str(folder / "home"), "PATH": path}
+        self._environ |= {"PYTHONPATH": f"{LEISURE}:{ROOT}", "EDL_TEST_HURRY": str(self._hurry)}
         self._environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environ}
 
     def read(self, page: Path) -> int:
@@ -50,6 +60,8 @@ class Typist:
                 (self._clone / "train.py").write_text(block)
             elif language == "bash":
                 self._type(block, set(KINDS.findall(shown)) or {shown.strip()} if after == "text" else set())
+                if "edl preempt" in block:
+                    self._hurry.touch()
                 typed += 1
         return typed
 

@@ -1,9 +1,13 @@
-"""For workers of `edl torchrun`: an unchanged script trains at leisure until a file is there, and tells its weights."""
+"""For workers of `edl torchrun` and of one example: an unchanged script trains at leisure until a file is there.
+
+Under `edl torchrun` it tells its weights, too.
+"""
 
 import os
 import sys
 
-if sys.orig_argv[1:4] == ["-u", "-m", "edl.torchrun"]:
+under_torchrun = sys.orig_argv[1:4] == ["-u", "-m", "edl.torchrun"]
+if under_torchrun or sys.orig_argv[1:2] == ["examples/torch_language_model.py"]:
     import atexit
     import hashlib
     import time
@@ -27,4 +31,5 @@ if sys.orig_argv[1:4] == ["-u", "-m", "edl.torchrun"]:
         sys.stdout.write(f"ends with {found} after step {trainer.committed}\n")
 
     torch.nn.functional.cross_entropy = at_leisure
-    atexit.register(tell)
+    if under_torchrun:
+        atexit.register(tell)
