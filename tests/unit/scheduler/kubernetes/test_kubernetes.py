@@ -376,11 +376,10 @@ async def test_a_call_that_is_cancelled_within_its_handshake_leaves_no_connectio
         asked = asyncio.ensure_future(call(api))
         await asyncio.wait_for(begun.wait(), 60)
         asked.cancel()
-        with pytest.raises(asyncio.CancelledError) as cancelled:  # whose frames hold the connection
+        with pytest.raises(asyncio.CancelledError):
             await asked
         await asyncio.wait_for(ended.wait(), 5)
         await api.close()
-        assert cancelled
 
 
 def test_a_server_that_another_authority_has_signed_is_not_told_the_token(
