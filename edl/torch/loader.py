@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, defa
 
 from edl.errors import UsageError
 from edl.sources.streams.elastic_stream import ElasticStream
+from edl.sources.streams.foreign_streams import node_of
 from edl.torch.loading_seeds import LoadingSeeds, SeatOfSteps, SeededIds, begin_with
 from edl.torch.part_loading import PartLoading
 from edl.torch.torch_process import framework, trainer
@@ -249,11 +250,14 @@ def stream_of(dataset: Any) -> ElasticStream | None:
     """
     if isinstance(dataset, ElasticStream):
         return dataset
-    if isinstance(dataset, IterableDataset) or (
-        not hasattr(dataset, "__len__") and hasattr(dataset, "load_state_dict")
-    ):
+    is_stateful = hasattr(dataset, "load_state_dict") or node_of(dataset) is not None
+    if isinstance(dataset, IterableDataset) or (is_stateful and not _has_numbers(dataset)):
         return ElasticStream(dataset)
     return None
+
+
+def _has_numbers(dataset: Any) -> bool:
+    return hasattr(dataset, "__len__") and (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"))
 
 
 def batches_of_epoch(dataset: Sized, samples: int) -> int:
@@ -265,7 +269,7 @@ def batches_of_epoch(dataset: Sized, samples: int) -> int:
 
 def _check(dataset: Dataset[Any], loading: dict[str, Any]) -> None:
     """Raises UsageError for what edl decides itself, or cannot serve."""
-    if not hasattr(dataset, "__len__"):
+    if not _has_numbers(dataset):
         raise UsageError(
             f"ElasticDataLoader: {type(dataset).__name__} has no samples by number: give a dataset with "
             "__getitem__ and __len__, so that each sample can go to exactly one worker"

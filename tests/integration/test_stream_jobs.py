@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 from saved_job import Life, durable, manifest
-from stream_account import steps_of, tokens_of, trained, write_corpus
+from stream_account import SEPARATED, steps_of, tokens_of, trained, write_corpus
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -174,3 +174,54 @@ def test_a_stream_feeds_the_loop_of_a_library_through_a_change_of_size(edl, tmp_
         assert steps * 8 <= len(seen) <= items
     else:
         assert found["clean"] and seen == set(range(items))
+
+
+# soak: the other ring, and fewer workers
+@pytest.mark.parametrize(("ring", "then"), [("torch", 3), pytest.param("horovod", 1, marks=pytest.mark.soak)])
+def test_a_mixture_without_end_goes_on_at_another_size_where_it_was_saved(edl, tmp_path, ring, then):
+    """2 workers are saved and killed; others go on and leave the loop: of each shard all that was trained lies in a row
+    from its first token on, and in each 200 items so many are of the smaller corpus as was asked.
+    """
+    shards, window = 3, 200
+    script = ("torch_stream.py", "--source", str(shards), "--kind", "endless", "--length", "32", "--until", "120")
+    how = {"checkpoint": tmp_path / "ck", "flags": ("--ring", ring)}
+    first = Life(edl, tmp_path, *script, **how)
+    first.wait_size(2)
+    first.wait_step(10)
+    assert edl("checkpoint", "ck", "--wait").returncode == 0
+    first.wait_step(first.step() + 3)
+    first.kill()
+    saved = manifest(durable(tmp_path / "ck")[0])
+    second = Life(edl, tmp_path, *script, "--step-time", "0.01", workers=then, **how)
+    err = second.finish()
+    assert f"goes on from step {saved['step']}" in err
+    items = [item for step in steps_of(tmp_path / "out") for item in step]
+    for shard in range(2 * shards):
+        tokens = sorted(token for item in items for token in item if token // SEPARATED == shard)
+        assert tokens == [*range(shard * SEPARATED, shard * SEPARATED + len(tokens))]
+    of_code = [item[0] // SEPARATED >= shards for item in items]
+    assert len(of_code) > 2 * window
+    for begin in range(len(of_code) - window):
+        assert abs(sum(of_code[begin : begin + window]) - window / 10) <= 2 * shards
+
+
+# soak: the other moments, the other ring, and with more shards than one
+@pytest.mark.parametrize(
+    ("moment", "shards", "ring"),
+    [
+        ("applied", 1, "torch"),
+        *(
+            pytest.param(moment, shards, ring, marks=pytest.mark.soak)
+            for moment in ("begun", "computed", "applied", "committed")
+            for shards, ring in ((1, "horovod"), (4, "torch"))
+        ),
+    ],
+)
+def test_a_worker_with_samples_is_killed_in_the_first_step(edl, tmp_path, moment, shards, ring):
+    """Of two workers; of one shard it alone has read."""
+    corpus = tmp_path / "corpus"
+    write_corpus(corpus, shards=shards, documents=60, longest=50)
+    script = ("torch_stream.py", "--source", f"{corpus}/*", "--length", "32", "--die", f"{moment} 1")
+    Life(edl, tmp_path, *script, "--step-time", "0.01", flags=("--ring", ring)).finish()
+    assert (tmp_path / "out" / "died").exists()
+    assert trained(tmp_path / "out") == Counter(tokens_of(corpus))

@@ -261,6 +261,8 @@ def placed(records: Any, name: str) -> Any:
     """Return the records of a shard as what can tell its place. Raises UsageError."""
     if foreign_streams.has_rows_of_arrow(records):
         return foreign_streams.ArrowRows(records, BLOCK)
+    if (node := foreign_streams.node_of(records)) is not None:
+        return foreign_streams.NodeRecords(node)
     if hasattr(records, "state_dict") and hasattr(records, "load_state_dict"):
         return records
     if hasattr(records, "__getitem__") and hasattr(records, "__len__") and not isinstance(records, Mapping):
@@ -318,7 +320,10 @@ def _place_of(shard: Any, name: str) -> Any:
     try:
         arrives = _arrived(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), strict=False))
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
-        raise UsageError(f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED} ({error})") from None
+        raise UsageError(
+            f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED} ({error}); leave order by "
+            "chance and mixing to .shuffle(buffer) and ElasticStream.mix"
+        ) from None
     if arrives != place:
         raise UsageError(
             f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED}: {str(place)[:200]} comes to another "
@@ -347,13 +352,16 @@ def _arrived(sent: Any) -> Any:
 def _records(shard: Any, state: Any, name: str) -> Iterator[Any]:
     if state is not None:
         shard.load_state_dict(_arrived(state))
-    count = 0
+    count, place = 0, None
     for record in shard:
+        if place is not None:
+            # Not before: behind the last record, where there is none, some iterables begin anew.
+            yield Barrier((place,))
+            place = None
         yield record
         count += 1
         if count == BLOCK:
-            count = 0
-            yield Barrier((_place_of(shard, name),))
+            count, place = 0, _place_of(shard, name)
 
 
 def _origin(source: Any, shards: int | Sequence[Any] | None, kind: str | None, largest: int) -> ShardList:
@@ -408,12 +416,11 @@ def _single(source: Any, shards: Any) -> ShardList:
             f"ElasticStream(source={type(source).__name__}): source is a function that returns the records of a shard, "
             "with shards=, or files, or a streaming dataset"
         )
-    placed(source, type(source).__name__)
-    stateful: Any = source
-    begin = copy.deepcopy(stateful.state_dict()) if hasattr(source, "state_dict") else None
-
     name = type(source).__name__
-    return ShardList((name,), functools.partial(_copied, source, begin, name))
+    records = placed(source, name)
+    stateful: Any = source if foreign_streams.node_of(source) is None else records
+    begin = copy.deepcopy(stateful.state_dict()) if hasattr(stateful, "state_dict") else None
+    return ShardList((name,), functools.partial(_copied, stateful, begin, name))
 
 
 def _copied(source: Any, begin: Any, name: str, _shard: int) -> Any:

@@ -91,6 +91,28 @@ class ArrowRows:
             yield from table.to_pylist()
 
 
+def node_of(source: Any) -> Any:
+    """Return the node of torchdata.nodes that `source` is, or that it is a Loader of; None of anything else."""
+    node = getattr(source, "root", source)  # a Loader begins anew at the place behind its last record
+    return node if hasattr(node, "get_state") and hasattr(node, "reset") and hasattr(node, "__next__") else None
+
+
+class NodeRecords:
+    """Records that a node of torchdata.nodes gives, which is set to a place by reset()."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._node)
+
+    def state_dict(self) -> Any:
+        return self._node.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self._node.reset(state_dict)
+
+
 def _stages(stage: Any) -> Iterator[Any]:
     while stage is not None:
         yield stage
