@@ -314,17 +314,16 @@ def _try_place(shard: Any, other: Any, name: str) -> None:
 
 def _place_of(shard: Any, name: str) -> Any:
     """Return where a shard is, as another worker gets it. Raises UsageError for what would come to it otherwise."""
-    # A barrier waits in operators while the shard is read on, and a script's own state may be its living one.
-    place = copy.deepcopy(shard.state_dict())
-    sent = _sent(place)
+    place = shard.state_dict()
     try:
-        arrives = _arrived(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), strict=False))
+        # A copy: a barrier waits in operators while the shard is read on, and a script's state may be its living one.
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(_sent(place)), strict=False)
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
         raise UsageError(
             f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED} ({error}); leave order by "
             "chance and mixing to .shuffle(buffer) and ElasticStream.mix"
         ) from None
-    if arrives != place:
+    if (arrives := _arrived(sent)) != place:
         raise UsageError(
             f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED}: {str(place)[:200]} comes to another "
             f"worker as {str(arrives)[:200]}"
