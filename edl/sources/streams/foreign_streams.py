@@ -31,6 +31,11 @@ def hugging_face(dataset: Any) -> Shards:
             "ElasticStream(dataset): split_dataset_by_node() has left a part of the dataset to each rank: leave it "
             "away, as edl shares out the shards"
         )
+    if getattr(dataset, "_starting_state_dict", None) is not None:
+        raise UsageError(
+            "ElasticStream(dataset): load_state_dict() has moved the dataset: leave it away, as the job's checkpoints "
+            "have its places (edl run --checkpoint)"
+        )
     stages = [*_stages(getattr(dataset, "_ex_iterable", None))]
     for stage in stages:
         if "Shuffle" in type(stage).__name__:
@@ -51,8 +56,29 @@ def _names(stages: Sequence[Any], count: int) -> tuple[str, ...]:
 
 
 def _one_shard(dataset: Any, count: int, shard: int) -> Any:
-    # A dataset holds its place in itself: shards that are read at the same time must not share it.
-    return copy.copy(dataset) if count == 1 else dataset.shard(num_shards=count, index=shard)
+    """Return a dataset of one shard which shares no place with another.
+
+    A dataset holds its place in itself and in its stages: a copy by `copy.copy` has the same ones, and so have some
+    parts that `shard` makes.
+    """
+    part = dataset if count == 1 else dataset.shard(num_shards=count, index=shard)
+    own = object.__new__(type(part))
+    own.__dict__ = {**vars(part), "_ex_iterable": _own_stage(part._ex_iterable)}
+    return own
+
+
+def _own_stage(stage: Any) -> Any:
+    own = copy.copy(stage)
+    for name, value in vars(stage).items():
+        if _is_stage(value):
+            setattr(own, name, _own_stage(value))
+        elif isinstance(value, list) and any(map(_is_stage, value)):
+            setattr(own, name, [_own_stage(one) for one in value])
+    return own
+
+
+def _is_stage(value: Any) -> bool:
+    return hasattr(value, "_init_state_dict")
 
 
 def has_rows_of_arrow(records: Any) -> bool:

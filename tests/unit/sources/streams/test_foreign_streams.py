@@ -72,6 +72,45 @@ def test_a_dataset_goes_on_from_each_of_its_places(opened, kind, made):
         assert [one for one in rest if type(one) is not Barrier] == records[count:]
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda one, _: one,
+        lambda one, _: one.map(dict).filter(bool),
+        lambda one, other: datasets.concatenate_datasets(
+            [one, other.rename_columns({"number": "n", "text": "t"})], axis=1
+        ),
+        lambda one, other: datasets.interleave_datasets([one, other]),
+        lambda one, _: datasets.concatenate_datasets([one, one]),
+    ],
+)
+def test_readings_of_one_dataset_do_not_move_each_other(opened, monkeypatch, made):
+    """As of two epochs, or of a shard that is opened again."""
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)
+    dataset = made(opened("json"), opened("parquet"))
+    shard, stream = dataset.num_shards - 1, ElasticStream(dataset)
+    whole = [*stream.items(shard)]
+    records = [one for one in whole if type(one) is not Barrier]
+    at = next(number for number, one in enumerate(whole) if type(one) is Barrier)
+    first, middle = stream.items(shard), stream.items(shard, whole[at].parts)
+    assert [next(first) for _ in range(7)] == records[:7]
+    assert next(middle) == records[at]
+    last = stream.items(shard)
+    places = [one.parts for one in whole if type(one) is Barrier]
+    found = [*first]
+    assert [one for one in found if type(one) is not Barrier] == records[7:]
+    assert [one.parts for one in found if type(one) is Barrier] == places
+    assert [one for one in middle if type(one) is not Barrier] == records[at + 1 :]
+    assert [one for one in last if type(one) is not Barrier] == records
+
+
+def test_a_dataset_that_was_moved_is_one_line(opened):
+    dataset = opened("json")
+    dataset.load_state_dict(dataset.state_dict())
+    with pytest.raises(UsageError, match="leave it away, as the job's checkpoints"):
+        ElasticStream(dataset)
+
+
 def test_two_datasets_in_turn_go_on_from_each_of_their_places(opened, monkeypatch):
     monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # of each reading: 5 s
 
