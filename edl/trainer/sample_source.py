@@ -54,6 +54,9 @@ class SampleSource:
         if opened is not None and (differences := spec.differences(opened)):
             told = ", ".join(f"{name}={getattr(spec, name)!r} for {getattr(opened, name)!r}" for name in differences)
             remedy = ": make one of several streams by edl.ElasticStream.mix" if spec.shards and opened.shards else ""
+            if bool(spec.shards) != bool(opened.shards):
+                told = "a stream and samples with numbers, such as an ElasticDataLoader for validation"
+                remedy = ": validate by edl.evaluate, or by a plain DataLoader"
             raise UsageError(f"a job trains on one source, and another is open already ({told}){remedy}")
         if opened is None:
             self._rates.begin(spec)

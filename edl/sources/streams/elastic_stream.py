@@ -29,6 +29,7 @@ NO_PLACE: Final = (
     "cannot tell its place, so a worker that takes over could not go on: give it state_dict() and load_state_dict(), "
     "as Hugging Face's and torchdata's streams have, or give a sequence, with __getitem__ and __len__"
 )
+LARGEST_PLACE: Final = 16 << 10  # bytes: the coordinator takes a million for those of all shards
 TRIED: Final = 2  # records before the place that is tried
 END: Final = object()
 LARGE: Final = "edl's large number"
@@ -317,12 +318,18 @@ def _place_of(shard: Any, name: str) -> Any:
     place = shard.state_dict()
     try:
         # A copy: a barrier waits in operators while the shard is read on, and a script's state may be its living one.
-        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(_sent(place)), strict=False)
+        encoded = msgspec.msgpack.encode(_sent(place))
+        sent = msgspec.msgpack.decode(encoded, strict=False)
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
         raise UsageError(
             f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED} ({error}); leave order by "
             "chance and mixing to .shuffle(buffer) and ElasticStream.mix"
         ) from None
+    if len(encoded) > LARGEST_PLACE:
+        raise UsageError(
+            f"ElasticStream: shard {name} cannot be gone on with: its state_dict() has {len(encoded)} bytes, and may "
+            f"have {LARGEST_PLACE}: keep no records in it, and leave order by chance to .shuffle(buffer)"
+        )
     if (arrives := _arrived(sent)) != place:
         raise UsageError(
             f"ElasticStream: shard {name} cannot be gone on with: {UNPLACED}: {str(place)[:200]} comes to another "

@@ -233,6 +233,10 @@ def test_a_single_iterable_is_one_shard():
         ),
         (lambda: ElasticStream(lambda _: Telling({"at": {1}}), shards=1).check(), "may have numbers, text, bytes"),
         (lambda: ElasticStream(lambda _: Telling(object()), shards=1).check(), "may have .*mixing to .shuffle"),
+        (
+            lambda: ElasticStream(lambda _: Telling([0] * 20_000), shards=1).check(),
+            "has 20003 bytes, and may have 16384",
+        ),
         (lambda: ElasticStream(lambda _: SAME, shards=2).check(), "gives the same Counting each time.*in each call"),
         *(
             (
