@@ -42,6 +42,7 @@ AT_HAND_BYTES: Final = 128 << 20
 AHEAD_BATCHES: Final = 16  # to begin with; twice as many each time that the leader has leased them all
 MOST_AHEAD: Final = 1 << 16  # items
 AT_A_TIME: Final = 256  # items of one reading
+BARREN_S: Final = 30.0  # of reading without an item, which a filter may cause: then that is told
 
 
 class Shelf:
@@ -105,6 +106,8 @@ class StreamReader:
         self._told: tuple[ShardPart, ...] = ()
         self._told_at = 0.0
         self._leased = defaultdict[int, list[tuple[int, int]]](list)  # items of parts, as last looked at
+        self._last_item_at = time.monotonic()
+        self._is_barren = False  # the script was told so
         self._next: dict[int, int] = {}  # of each part, up to where it was leased when `_ahead` was last looked at
 
     # --------------------------------------------------------------------------------------------- the script's side
@@ -319,6 +322,7 @@ class StreamReader:
         if isinstance(answer, ReadFailed):
             self._fail(shelf, answer, feeds)
             return
+        self._tell_barren(answer)
         held = next((one for one in self._port.leases.parts if one.part == part), ShardPart(part))
         wanted = self._leased[part]
         shelf.add_marks(answer.marks)
@@ -338,6 +342,17 @@ class StreamReader:
             )
         if answer.ended:
             self._audit.shard_ended(*divmod(part, self._shards), shelf.at)
+
+    def _tell_barren(self, answer: ItemChunk) -> None:
+        """Say once that shards are read and give nothing: the job waits for items, maybe forever."""
+        now = time.monotonic()
+        if answer.items or not answer.marks:
+            self._last_item_at = now
+        elif now - self._last_item_at > BARREN_S and not self._is_barren:
+            self._is_barren = True
+            logger.warning(
+                "no item was found in %.0f s of reading shards of the stream: see what its filter() keeps", BARREN_S
+            )
 
     def _fail(self, shelf: Shelf, failed: ReadFailed, feeds: ShardFeeds) -> None:
         """Try again, from the newest mark; then give the shard up, or all."""

@@ -109,6 +109,30 @@ def test_a_virtual_worker_s_step_waits_until_its_shard_has_ended_or_has_enough()
     assert parts.take_by_lane(4, 5, 0)[0] == 1
 
 
+def test_a_virtual_worker_s_short_step_is_the_last_of_a_lease():
+    parts = parts_of("a", shards=2, virtual=2)
+    parts.learn([found(0, 5, ended=True), found(1, 3, ended=True)])
+    assert parts.take_by_lane(4, 5, 0)[0] == 2
+    assert parts.take_by_lane(4, 5, 0) == (1, (Range(0, 4, 5),))
+
+
+def test_a_worker_s_items_of_an_earlier_epoch_come_first():
+    parts = StreamParts(DataSpec(2 * ITEMS, 2, 2, shards=2), 2)
+    parts.assign(["a"])
+    parts.learn([found(0, 4), found(1, 4), found(2, 4), found(3, 4)])
+    assert parts.take("a", 4, 1, 2) == (Range(0, 0, 2), Range(0, ITEMS, ITEMS + 2))
+    assert {piece.epoch for piece in parts.take("a", 4, 1, 2)} == {0}
+
+
+def test_what_is_told_late_does_not_open_a_shard_that_has_ended():
+    parts = StreamParts(DataSpec(ITEMS, 1, 2, shards=1), 1)
+    parts.assign(["a"])
+    assert parts.learn([found(0, 6, ended=True)])
+    assert not parts.learn([found(0, 4)])
+    assert not parts.is_awaited("a", 0)
+    assert parts.available("a", 0) == 6
+
+
 def test_what_is_told_late_of_a_shard_that_has_ended_makes_it_no_longer():
     """With `unreadable="skip"` a holder may end a shard before items that the one before it still tells of."""
     ledger = ledger_of("a", shards=1)

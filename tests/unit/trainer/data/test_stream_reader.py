@@ -329,6 +329,17 @@ def test_a_filter_that_leaves_nothing_does_not_hold_up_the_reader():
     assert (chunk.items, chunk.ended) == ([], False)
 
 
+def test_a_stream_in_which_nothing_is_found_is_told_once(monkeypatch, caplog):
+    monkeypatch.setattr(stream_reader, "BARREN_S", 0.01)
+    stream = ElasticStream(lambda shard: range(10**9), shards=1, endless=True).filter(lambda number: number > 300_000)
+    shards, _ = generator(stream)
+    first = next(iter(shards.batches(2)))
+    shards.close()
+    assert first == [300_001, 300_002]
+    assert [one.message for one in caplog.records if "see what its filter() keeps" in one.message]
+    assert len(caplog.records) == 1
+
+
 def test_wrong_processes_are_one_line():
     shards, _ = generator(ElasticStream(records, shards=1))
     for processes in (-1, "2", 1.5):
