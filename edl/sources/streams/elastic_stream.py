@@ -210,8 +210,7 @@ class ElasticStream:
 
     def _words(self) -> tuple[object, ...]:
         inner = () if self._mixed is None else (*(part._words() for part in self._mixed[0]), *self._mixed[1].words())
-        bare = tuple(name.rpartition("/")[2] for name in self.names)
-        return (bare, inner, *(tuple(operator.words()) for operator in self._operators))
+        return (_bare(self.names), inner, *(tuple(operator.words()) for operator in self._operators))
 
     def check(self) -> None:
         """Raise UsageError if a shard could not be gone on with, by what the first of them is."""
@@ -256,6 +255,15 @@ class ElasticStream:
             for one in self.items(shard, inner):
                 yield Barrier((shard, one.parts)) if type(one) is Barrier else one
             inner = None
+
+
+def _bare(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names without the folder in which a host has them; with all that tells those of several folders apart."""
+    bare = tuple(name.rpartition("/")[2] for name in names)
+    if len(set(bare)) == len(bare):
+        return bare
+    shared = os.path.commonprefix(names).rpartition("/")[0]  # noqa: RUF071 - cut at a slash; names may be URLs
+    return tuple(name[len(shared) :] for name in names)
 
 
 def placed(records: Any, name: str) -> Any:

@@ -284,6 +284,8 @@ def test_workers_that_say_something_else_are_told_apart():
     streams += [of("a").map(abs), of("a").filter(abs), ElasticStream.mix({"x": (of("a"), 1)})]
     assert len({one.fingerprint for one in streams}) == len(streams)
     assert of("/here/a").fingerprint == of("/there/a").fingerprint
+    assert of("/here/x/a", "/here/y/a").fingerprint == of("/there/x/a", "/there/y/a").fingerprint
+    assert of("/here/x/a", "/here/y/a").fingerprint != of("/here/y/a", "/here/x/a").fingerprint
 
 
 def test_tokens_of_an_item():
