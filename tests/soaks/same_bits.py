@@ -13,7 +13,8 @@ Each case is a whole job of real processes that trains a model with four virtual
 
 Workers are started by `edl run`, as plain processes, or by plain `horovodrun`, whose discovery script gives the sizes.
 It prints the digest of weights, statistics, optimizer and moving average for each, and how often what was done. Goal:
-one digest for each model. Exit code 1 unless so, or if a job was over before all was done to it.
+one digest for each model. Exit code 1 unless so, or if a job was over before all was done to it, which is told as "not
+shown", or failed; the list goes on.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ SCRIPTS = {"torch": JOBS / "same_bits.py", "tensorflow": JOBS / "tf_same_bits.py
 CASES = ("1", "2", "3", "4", "resize", "kill", "preempt")
 RESUMABLE = 75
 PATIENCE_S = 600.0
+
+
+class CaseFailed(Exception):
+    """A job did not end as it should."""
 
 
 class Run:
@@ -130,7 +135,7 @@ class Run:
         deadline, since = time.monotonic() + PATIENCE_S, None
         while not self.is_over:
             if time.monotonic() > deadline:
-                raise SystemExit(f"not at size {size} in time: {self.output()}")
+                raise CaseFailed(f"not at size {size} in time: {self.output()}")
             status = self.status()
             if status is not None and status["state"] == "running" and size in {None, status["size"]}:
                 since = status["step"] if since is None else since
@@ -142,6 +147,12 @@ class Run:
     def end(self) -> int:
         assert self.launcher is not None  # it was started
         return self.launcher.wait(PATIENCE_S)
+
+    def stop(self) -> None:
+        """End the job, if it has not ended."""
+        if self.launcher is not None and self.launcher.poll() is None:
+            self.launcher.terminate()
+            self.launcher.wait(PATIENCE_S)
 
     def output(self) -> str:
         return (self.folder / "output.log").read_text(errors="replace")[-9000:]
@@ -177,10 +188,18 @@ def measured(
 ) -> dict[str, Any]:
     source = random.Random(f"{options.seed} {case} {model} {ring} {launched_by}")
     run = Run(folder, options, model, ring, launched_by)
+    try:
+        return played(run, case, options, source)
+    finally:
+        run.stop()
+
+
+def played(run: Run, case: str, options: argparse.Namespace, source: random.Random) -> dict[str, Any]:
+    launched_by = run.launched_by
     os.environ["EDL_HOME"] = run.environ["EDL_HOME"]  # for the client
     began, disturbed = time.monotonic(), case in {"resize", "kill", "preempt"}
     run.set_pace(options.pace if disturbed else 0.0)
-    checkpoint = folder / "saved" if case == "preempt" else None
+    checkpoint = run.folder / "saved" if case == "preempt" else None
     run.start({"resize": 2, "kill": 3, "preempt": 2}.get(case) or int(case), checkpoint)
     if case == "resize":
         resized(run, source, options.resizes)
@@ -192,21 +211,19 @@ def measured(
                 break
             with contextlib.suppress(EdlError), client.Job("bits") as job:
                 job.preempt()
-            code = run.end()
+            if not (code := run.end()):
+                break  # it was over before it heard
             if code != (RESUMABLE if launched_by == "edl" else 1):  # horovodrun says no more
-                raise SystemExit(f"preempted, and ended with {code}: {run.output()}")
+                raise CaseFailed(f"preempted, and ended with {code}: {run.output()}")
             run.done["preempt"] += 1
             run.start(workers, checkpoint)
     run.set_pace(0.0)
-    if case in options.times and run.done[case] < options.times[case]:
-        raise SystemExit(f"{case}, {model}, {ring}: over after {run.done[case]}; give --epochs or --pace more")
-    code = run.end()
-    if code:
-        raise SystemExit(f"{case}, {model}, {ring}: exit code {code}: {run.output()}")
+    if code := run.end():
+        raise CaseFailed(f"exit code {code}: {run.output()}")
     found = sorted(run.digests())
     took_s = round(time.monotonic() - began, 1)
-    named = {"case": case, "model": model, "ring": ring, "launcher": launched_by}
-    return {**named, "digests": found, "done": dict(run.done), "seconds": took_s}
+    is_shown = run.done[case] >= options.times.get(case, 0)
+    return {"digests": found, "done": dict(run.done), "seconds": took_s, "shown": is_shown}
 
 
 def results(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -214,8 +231,12 @@ def results(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for ring, launched_by, case in itertools.product(options.rings, options.launchers, options.cases):
             if ring == "torch" and (launched_by == "horovodrun" or options.framework == "tensorflow"):  # Horovod's only
                 continue
+            named = {"case": case, "model": model, "ring": ring, "launcher": launched_by}
             with tempfile.TemporaryDirectory() as folder:
-                yield measured(case, options, model, ring, launched_by, Path(folder))
+                try:
+                    yield {**named, **measured(case, options, model, ring, launched_by, Path(folder))}
+                except CaseFailed as failure:
+                    yield {**named, "digests": [], "done": {}, "seconds": 0.0, "shown": False, "failure": str(failure)}
 
 
 def main() -> int:
@@ -236,18 +257,24 @@ def main() -> int:
     options = parser.parse_args()
     options.times = {"resize": options.resizes, "kill": options.kills, "preempt": options.preemptions}
     of_model: dict[str, set[str]] = {}
+    missing: list[str] = []
     for found in results(options):
+        name = f"{found['model']:12} {found['ring']:8} {found['launcher']:10} {found['case']:8}"
+        if not found["shown"]:
+            missing.append(name)
         of_model.setdefault(found["model"], set()).update(found["digests"])
         if options.json:
             print(json.dumps(found), flush=True)
         else:
             digests = " ".join(one[:16] for one in found["digests"])
             done = ", ".join(f"{count} x {what}" for what, count in found["done"].items())
-            name = f"{found['model']:12} {found['ring']:8} {found['launcher']:10} {found['case']:8}"
-            print(f"{name} {digests} {found['seconds']:6.1f} s  {done}", flush=True)
-    wrong = {model for model, digests in of_model.items() if len(digests) != 1}
+            not_shown = "" if found["shown"] else "  not shown: " + found.get("failure", "over too early")
+            print(f"{name} {digests} {found['seconds']:6.1f} s  {done}{not_shown}", flush=True)
+    wrong = {model for model, digests in of_model.items() if len(digests) > 1}
     print("one digest for each model" if not wrong else f"digests differ: {', '.join(sorted(wrong))}")
-    return 1 if wrong else 0
+    for name in missing:
+        print(f"not shown: {name} (if its job was over too early, give --epochs or --pace more)")
+    return 1 if wrong or missing else 0
 
 
 if __name__ == "__main__":
