@@ -68,7 +68,7 @@ class Elastic:
             return super().step(closure)  # type: ignore[misc]
         result: Any = None
         if closure is not None:
-            reducer.check_closure()
+            reducer.check_closure(once=_evaluates_once(self))
         if closure is not None and _evaluates_once(self):
             # Before the update, as any backward: what travels beside the mini-batch needs not be through for it.
             with torch.enable_grad():

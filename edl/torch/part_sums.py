@@ -13,7 +13,7 @@ GradScaler and a script see it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from edl.collectives.ring_port import is_fault
 from edl.core.worker.digest import of_all
 from edl.core.worker.fixed_point import following, units
-from edl.core.worker.rounding import add_rounded, mean_of
+from edl.core.worker.rounding import add_all_rounded, mean_of
 from edl.errors import RingBroken, RingFault, UsageError
 from edl.torch.loading_seeds import begin_with
 from edl.torch.tensor_ring import TensorRing
@@ -95,6 +95,8 @@ class TorchPartSums:
         self._arrays: list[Any] = []  # the same, in main memory
         self._units: list[float] = []  # in 1.0, of each of these in this step
         self._means = torch.zeros(0)
+        self._mean_views: list[torch.Tensor] = []  # of it, one for each tensor, in its shape
+        self._mean_arrays: list[Any] = []  # the same, in main memory
         self._rounded = torch.zeros(1)
         self._whole = torch.zeros(1, dtype=torch.int32)
         self._notes = PartNotes(self._scales, [], short=False)
@@ -116,7 +118,7 @@ class TorchPartSums:
         self._flags = {name: one for name, one in found.items() if one.start.dtype is torch.bool}
         self._statistics = {name: one for name, one in found.items() if name not in self._flags}
         if self._summed_in == self._trainer.step():  # a script may keep gradients of an earlier loop of its mini-batch
-            self._means = torch.zeros_like(self._means)
+            self._hold_means(torch.zeros_like(self._means))
         for reducer in self._reducers:
             reducer.begin_parts(self._used)
         tensors = {**self._parameters, **{name: one.buffer for name, one in self._statistics.items()}}
@@ -138,12 +140,16 @@ class TorchPartSums:
         device = tensors[0].device if tensors else None
         self._total = torch.zeros(starts[-1] + self._notes.length, dtype=torch.int32, device=device)
         self._pieces = list(torch.split(self._total[: starts[-1]], [end - start for start, end in pairwise(starts)]))
-        self._means = torch.zeros(starts[-1], device=device)
+        self._hold_means(torch.zeros(starts[-1], device=device))
         self._arrays = [one.numpy() for one in self._pieces] if self._total.device.type == "cpu" else []
         most = max((one.numel() for one in tensors), default=0)
         size = max(1, most if device is not None and device.type != "cpu" else min(most, CACHED))
         self._rounded = torch.zeros(size, device=device)
         self._whole = torch.zeros(size, dtype=torch.int32, device=device)
+
+    def _hold_means(self, means: torch.Tensor) -> None:
+        self._means, self._mean_views = means, self._layout.views(means)
+        self._mean_arrays = [one.numpy() for one in self._mean_views] if means.device.type == "cpu" else []
 
     def begin_part(self, seed: int) -> None:
         self._put_back()
@@ -167,7 +173,7 @@ class TorchPartSums:
         }
 
     def take(self, weight: float, *, digest: bool) -> int:
-        given = dict(self._gradients())
+        given = self._gradients()
         if not weight and not digest:
             return 0
         for name, one in self._statistics.items():
@@ -176,31 +182,40 @@ class TorchPartSums:
         found = of_all(fingerprints(given.items())) if digest else 0
         if not weight:
             return found
-        if list(given) == self._layout.names and not self._notes.short and all(map(_is_plain, given.values())):
-            for number, (name, tensor) in enumerate(given.items()):  # what nearly all parts are
-                self._notes.note(name, self._add_plain(number, tensor, weight) * weight, is_whole=False)
-            self._empty = False
-            return found
-        extremes: list[tuple[str, torch.return_types.aminmax]] = []
-        largest: dict[str, float] = {}
-        for number, name in enumerate(self._layout.names):
-            if name in given and not self._notes.short:
-                if _is_plain(given[name]):
-                    largest[name] = self._add_plain(number, given[name], weight)
-                else:
-                    extremes += [(name, one) for one in self._add(number, given[name], weight)]
-            elif self._empty:
-                self._pieces[number].zero_()
-        known = {*largest, *(name for name, _ in extremes)}
-        extremes += [(name, torch.aminmax(one)) for name, one in given.items() if name not in known and one.numel()]
-        self._empty = False
-        for name, size in (*largest.items(), *_largest(extremes).items()):
+        for name, size in self._added(given, weight).items():
             self._notes.note(name, size * weight, is_whole=not given[name].is_floating_point())
+        self._empty = False
         return found
 
-    def _add_plain(self, number: int, given: torch.Tensor, weight: float) -> float:
-        """Add a tensor in main memory; return its largest element."""
-        return add_rounded(given.detach().numpy(), self._arrays[number], weight * self._units[number], self._empty)
+    def _added(self, given: Mapping[str, torch.Tensor], weight: float) -> dict[str, float]:
+        """Add what a part has given, unless a scale did not suffice; return the largest element of each tensor."""
+        extremes: list[tuple[str, torch.return_types.aminmax]] = []
+        plain: list[int] = []  # the numbers of those in main memory, as nearly all are
+        if self._notes.short:
+            extremes = [(name, torch.aminmax(tensor)) for name, tensor in given.items() if tensor.numel()]
+            return _largest(extremes)
+        for number, name in enumerate(self._layout.names):
+            if (tensor := given.get(name)) is None:
+                if self._empty:
+                    self._pieces[number].zero_()
+            elif _is_plain(tensor):
+                plain.append(number)
+            else:
+                extremes += [(name, pair) for pair in self._add(number, tensor, weight)]
+        found = self._add_plain(plain, given, weight)
+        if len(found) < len(given):
+            known = {*found, *(name for name, _ in extremes)}
+            extremes += [(name, torch.aminmax(one)) for name, one in given.items() if name not in known and one.numel()]
+            found.update(_largest(extremes))
+        return found
+
+    def _add_plain(self, numbers: list[int], given: Mapping[str, torch.Tensor], weight: float) -> dict[str, float]:
+        """Add tensors in main memory; return the largest element of each."""
+        names = [self._layout.names[number] for number in numbers]
+        sources = [given[name].detach().numpy() for name in names]
+        targets = [self._arrays[number] for number in numbers]
+        factors = [weight * self._units[number] for number in numbers]
+        return dict(zip(names, add_all_rounded(sources, targets, factors, self._empty), strict=True))
 
     def _add(self, number: int, given: torch.Tensor, weight: float) -> Iterator[torch.return_types.aminmax]:
         """Add a tensor in pieces that stay in a cache. Yields the extremes of each."""
@@ -223,7 +238,9 @@ class TorchPartSums:
                 whole = self._whole[: len(piece)]
                 into.add_(whole.copy_(rounded))
 
-    def _gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        """Take the gradients of a part, by name."""
+        found, used = {}, self._used
         for name, parameter in self._parameters.items():
             if (gradient := parameter.grad) is not None:
                 if gradient.layout is not torch.strided or gradient.dtype not in SUMMED:
@@ -233,9 +250,10 @@ class TorchPartSums:
                         "torch.float32, float16 or bfloat16, or start the job without --virtual-workers"
                     )
                 parameter.grad = None
-                if gradient.device.type == "cpu":
-                    self._used[id(parameter)] = gradient
-                yield name, gradient
+                if gradient.is_cpu:
+                    used[id(parameter)] = gradient
+                found[name] = gradient
+        return found
 
     # ----------------------------------------------------------------------------------------------------- the sum
 
@@ -303,16 +321,14 @@ class TorchPartSums:
         """Make gradients and statistics of the sums, and the scales of the coming step."""
         layout, exponents = self._layout, self._scales.exponents
         whole = {name for name, one in self._statistics.items() if not one.start.is_floating_point()}
-        sums, means = layout.views(self._total), layout.views(self._means)
         norms: dict[str, float] = {}
-        if self._means.device.type == "cpu":
+        if self._arrays:
             for number, name in enumerate(layout.names):
-                into = self._means[layout.starts[number] : layout.starts[number + 1]]
-                norms[name] = mean_of(self._arrays[number], into.numpy(), self._share(name))
+                norms[name] = mean_of(self._arrays[number], self._mean_arrays[number], self._share(name))
         else:
             norms = _largest([pair for number, name in enumerate(layout.names) for pair in self._mean(number, name)])
         for number, name in enumerate(layout.names):
-            mean, given = means[number], found[number].times
+            mean, given = self._mean_views[number], found[number].times
             if (filled := found[number].filling) is not None:
                 mean.fill_(filled)
             elif given and name not in whole:
@@ -321,7 +337,8 @@ class TorchPartSums:
                 parameter.grad = mean.to(parameter.dtype) if given else None
             elif given:
                 buffer, start = self._statistics[name]
-                moved = torch.div(sums[number], computed, rounding_mode="floor") if name in whole else mean
+                total = self._pieces[number].view(start.shape)
+                moved = torch.div(total, computed, rounding_mode="floor") if name in whole else mean
                 buffer.copy_(start + moved.to(start.dtype))
 
     def _share(self, name: str) -> float:
@@ -338,6 +355,8 @@ class TorchPartSums:
 
     def _put_back(self) -> None:
         """Put back the statistics that forward passes have moved."""
+        if not self._statistics:
+            return
         with torch.no_grad():
             for one in self._statistics.values():
                 if one.has_moved:
@@ -346,7 +365,7 @@ class TorchPartSums:
 
 def _is_plain(given: torch.Tensor) -> bool:
     """Tell whether a tensor is passed over in main memory as it lies there."""
-    return given.dtype is torch.float32 and given.device.type == "cpu" and given.is_contiguous()
+    return given.dtype is torch.float32 and given.is_cpu and given.is_contiguous()
 
 
 def _largest(extremes: Sequence[tuple[str, torch.return_types.aminmax]]) -> dict[str, float]:

@@ -57,6 +57,10 @@ ADDED_UP: Final = (
     "edl.notify_batch_end() once for all that an update is made of, with batches as many times larger, cut by "
     "edl.microbatches(); a batch of hvd.elastic.DataLoader is a whole mini-batch, so give it a larger batch_size"
 )
+NO_LOSS = (
+    "step(closure) has a loss that virtual workers do not add up: call step() after edl.microbatches(), or start the "
+    "job without --virtual-workers"
+)
 
 
 class Reducer:
@@ -96,6 +100,7 @@ class Reducer:
         self._factor = 1.0  # what a gradient is multiplied with, so that the average over the ring is the weighted sum
         self._paused = False
         self._used: dict[int, torch.Tensor] = {}  # gradients that were added up, until the parameter's next is there
+        self._in_parts = False  # all gradients are those of a part of a step, which `edl.torch.part_sums` takes
         self._passes, self._zeros = manner
         self._lacking: list[torch.Tensor] = []  # got no gradient here in the reduction under way
         self._learns = self._passes == 1  # how often each gets a gradient in one pass: until the next one is over
@@ -192,6 +197,8 @@ class Reducer:
         """Average what backward has not, as it was paused, or gave no gradient here. The caller asks `voided`."""
         step = self._trainer.step()
         if self._trainer.virtual and not (self._averaged and self._step == step):
+            if self._trainer.voided:
+                return  # a library's loop leaves out the parts of a mini-batch that is void before them
             raise UsageError(TAKE_PARTS)
         self._check_sum(step)
         due = [one for one in self._others if one.whole_in != step]
@@ -200,13 +207,12 @@ class Reducer:
         if due:
             finish(sorted(due, key=lambda one: one.number))
 
-    def check_closure(self) -> None:
-        """Raise UsageError where a closure's loss would depend on who computes it."""
-        if self._trainer.virtual:
-            raise UsageError(
-                "step(closure) has a loss that virtual workers do not add up: call step() after edl.microbatches(), or "
-                "start the job without --virtual-workers"
-            )
+    def check_closure(self, *, once: bool) -> None:
+        """Raise UsageError where a closure's loss would depend on who computes it. `once`: the closure is called, and
+        nothing depends on what it returns.
+        """
+        if self._trainer.virtual and not (once and self._averaged and self._step == self._trainer.step()):
+            raise UsageError(NO_LOSS)
 
     def begin_parts(self, used: dict[int, torch.Tensor]) -> None:
         """Drop what is left from before: parts of a step begin, which `edl.torch.part_sums` adds up.
@@ -219,9 +225,11 @@ class Reducer:
             parameter.grad = None
         self._averaged, self._number, self.whole_in = False, 0, 0
         self._leave(0)
+        self._in_parts = True
 
     def note_summed(self) -> None:
         """Note that the gradients are those of all parts of this step, or blank where it is void."""
+        self._in_parts = False
         self._step = self.whole_in = self._trainer.step()
         self._averaged, self._number, self._factor = True, 1, self._share.factor(self._ring.size)
         self._leave(self._step)
@@ -246,6 +254,8 @@ class Reducer:
 
     def mean(self, loss: Any) -> Any:
         """The loss of the global batch: an optimizer that looks at its closure's loss must see the same everywhere."""
+        if isinstance(loss, torch.Tensor) and self._trainer.virtual:
+            raise UsageError(NO_LOSS)
         if not isinstance(loss, torch.Tensor) or self._ring.size <= 1 or self._trainer.voided:
             return loss
         try:
@@ -418,6 +428,9 @@ class Reducer:
 
         def ready(parameter: torch.Tensor) -> None:
             # Between two layers, where caches are cold: what is called and looked up in here takes three times as long.
+            if self._in_parts:
+                self._used.pop(id(parameter), None)
+                return
             if task_id() != self._straight or name in sent:
                 self._arrived(parameter, name)
                 return

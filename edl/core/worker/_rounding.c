@@ -1,4 +1,4 @@
-/* The same as `add_rounded` and `mean_of` in rounding.py, which tells what they are; without a compiler, those serve.
+/* The same as `add_rounded`, `add_all_rounded` and `mean_of` in rounding.py, which tells what they are; without a compiler, those serve.
  *
  * The largest absolute value is looked for among bits without the sign: these have the order of what they stand for,
  * and nan is above all. The GIL is not held meanwhile: the caller keeps the contents from changing.
@@ -115,6 +115,38 @@ add_rounded(PyObject *Py_UNUSED(module), PyObject *arguments)
     return over(arguments, 1, "y*w*dp:add_rounded");
 }
 
+/* One call for all tensors of a part: with small ones, calls cost more than what they do. */
+static PyObject *
+add_all_rounded(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *sources, *targets, *factors;
+    int first;
+    if (!PyArg_ParseTuple(arguments, "O!O!O!p:add_all_rounded", &PyList_Type, &sources, &PyList_Type, &targets,
+                          &PyList_Type, &factors, &first)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyList_Size(sources);
+    if (PyList_Size(targets) != count || PyList_Size(factors) != count) {
+        PyErr_SetString(PyExc_ValueError, "there are as many of all three");
+        return NULL;
+    }
+    PyObject *found = PyList_New(count);
+    PyObject *is_first = first ? Py_True : Py_False;
+    for (Py_ssize_t at = 0; found != NULL && at < count; at++) {
+        PyObject *each = PyTuple_Pack(4, PyList_GetItem(sources, at), PyList_GetItem(targets, at),
+                                      PyList_GetItem(factors, at), is_first);
+        PyObject *largest = each == NULL ? NULL : over(each, 1, "y*w*dp:add_all_rounded");
+        Py_XDECREF(each);
+        if (largest == NULL) {
+            Py_CLEAR(found);
+        }
+        else {
+            PyList_SetItem(found, at, largest);
+        }
+    }
+    return found;
+}
+
 static PyObject *
 mean_of(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
@@ -123,6 +155,7 @@ mean_of(PyObject *Py_UNUSED(module), PyObject *arguments)
 
 static PyMethodDef methods[] = {
     {"add_rounded", add_rounded, METH_VARARGS, NULL},
+    {"add_all_rounded", add_all_rounded, METH_VARARGS, NULL},
     {"mean_of", mean_of, METH_VARARGS, NULL},
     {NULL},
 };

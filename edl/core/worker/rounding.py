@@ -33,6 +33,13 @@ def add_rounded(source: Reals, target: Wholes, factor: float, is_first: bool, /)
     return found
 
 
+def add_all_rounded(
+    sources: list[Reals], targets: list[Wholes], factors: list[float], is_first: bool, /
+) -> list[float]:
+    """Do so for each of many, and return the largest of each."""
+    return [add_rounded(*each, is_first) for each in zip(sources, targets, factors, strict=True)]
+
+
 def mean_of(source: Wholes, target: Reals, factor: float, /) -> float:
     """Put `source` times `factor` into `target`, and return the largest absolute value there."""
     found, source, target = 0.0, source.reshape(-1), target.reshape(-1)
@@ -49,4 +56,4 @@ def _larger(found: float, piece: NDArray[Any]) -> float:
 
 
 with contextlib.suppress(ImportError):  # without a compiler those above serve
-    from edl.core.worker._rounding import add_rounded, mean_of  # noqa: F401 - in their place
+    from edl.core.worker._rounding import add_all_rounded, add_rounded, mean_of  # noqa: F401 - in their place

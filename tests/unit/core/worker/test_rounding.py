@@ -47,6 +47,23 @@ def test_it_rounds_to_the_nearest_and_halves_to_the_even(by_numpy: ModuleType) -
         assert found.tolist() == [1, 5, 7, -1, -5, 1, -2]
 
 
+def test_many_tensors_in_one_call_are_as_each_alone(by_numpy: ModuleType) -> None:
+    drawn = np.random.default_rng(1)
+    sources = [drawn.standard_normal(shape).astype(np.float32) for shape in [(3, 4), (), (5,), (0,)]]
+    factors = [2.0**10, 2.0**20, 2.0**5, 1.0]
+    for module in (rounding, by_numpy):
+        found, alone = ([np.zeros(one.size, np.int32) for one in sources] for _ in range(2))
+        for is_first in (True, False):
+            largest = module.add_all_rounded(sources, found, factors, is_first)
+            each = zip(sources, alone, factors, strict=True)
+            assert largest == [rounding.add_rounded(*one, is_first) for one in each if one[0].size] + [0.0]
+        assert [one.tolist() for one in found] == [one.tolist() for one in alone]
+        with pytest.raises(ValueError, match=r"as many|shorter"):
+            module.add_all_rounded(sources, found, factors[1:], True)
+        with pytest.raises(ValueError, match=r"as many|broadcast"):
+            module.add_all_rounded(sources, found[::-1], factors, True)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_the_largest(by_numpy: ModuleType, value: float) -> None:
     source = np.ones(50_000, np.float32)
