@@ -33,8 +33,13 @@ _REFUSED: Mapping[type[Callback], str] = {  # with the remedy
 }
 
 
-def check_fit(trainer: Any) -> None:
-    """Raise UsageError for settings of a fit that do not go with strategy='edl'."""
+def check_fit(trainer: Any, *, virtual: bool = False) -> None:
+    """Raise UsageError for settings of a fit that do not go with strategy='edl', or with virtual workers."""
+    if virtual and not trainer.lightning_module.automatic_optimization:
+        raise UsageError(
+            "automatic_optimization=False: a module that makes updates by itself cannot take the parts of virtual "
+            "workers: let Lightning make them, or start the job without --virtual-workers"
+        )
     if trainer.ckpt_path is not None:
         raise UsageError(
             "Trainer.fit(ckpt_path=...): a job goes on at the exact sample by `edl run --checkpoint`; for weights "
@@ -57,9 +62,10 @@ def check_fit(trainer: Any) -> None:
     for kind, remedy in _REFUSED.items():
         if any(isinstance(one, kind) for one in trainer.callbacks):
             raise UsageError(f"{kind.__name__} does not go with strategy='edl': {remedy}")
-    if trainer.accumulate_grad_batches > 1 and (timed := _asks_the_clock(trainer.callbacks)):
+    if (virtual or trainer.accumulate_grad_batches > 1) and (timed := _asks_the_clock(trainer.callbacks)):
+        given = "virtual workers" if virtual else f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})"
         raise UsageError(
-            f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) and {timed} do not go together "
+            f"{given} and {timed} do not go together "
             "with strategy='edl': workers tell each other the time at each batch, and may have different numbers "
             "of them in a step; leave one away"
         )

@@ -51,6 +51,12 @@ class Counters:
         """Begin a step: until `end` the present counters are the job's."""
         self._begun = self._now()
 
+    def begin_part(self) -> None:
+        """Count the batches of a virtual worker's part as those of any other one: from the beginning of the step."""
+        assert self._begun is not None  # a step has begun
+        for place in self._batches:
+            vars(self._holders[place]).update(self._begun[place])
+
     def end(self, *, counted: bool, batches: int = 1) -> None:
         """End the step. A step that does not count leaves no trace; one that counts adds `batches` batches."""
         # A worker whose share of the step was short has trained fewer batches, and all workers must validate at the

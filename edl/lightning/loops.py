@@ -97,7 +97,6 @@ class ElasticFetcher(_PrefetchDataFetcher):  # type: ignore[misc]
 
     elastic: LightningSteps
     _coming: Any = None
-    _in_step = False
 
     def __iter__(self) -> Any:
         self._coming, self.elastic.traveller.open_pass = None, None
@@ -116,11 +115,12 @@ class ElasticFetcher(_PrefetchDataFetcher):  # type: ignore[misc]
         elastic = self.elastic
         batch, self._coming = self._coming or self._fetched(), None
         if elastic.take_over() and elastic.was_over():
-            self._in_step, elastic.between = False, True
+            elastic.between = True
             raise SavedAtEnd
-        if not self._in_step:
+        if elastic.parts.first:
             elastic.begin_step()
-        self._in_step = not elastic.parts.last
+        if elastic.parts.begin_part():
+            elastic.counters.begin_part()
         return batch
 
     def _fetched(self) -> Any:
@@ -150,10 +150,22 @@ class ElasticAutomatic(_AutomaticOptimization):  # type: ignore[misc]
 
     elastic: LightningSteps
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().run(*args, **kwargs)
+    def run(self, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
+        if self.elastic.parts.of_virtual_workers:
+            output = self._run_part(optimizer, batch_idx, kwargs)
+        else:
+            output = super().run(optimizer, batch_idx, kwargs)
         self.elastic.check_counts()
         return output
+
+    def _run_part(self, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
+        """Compute one batch of a virtual worker, whose backward() tells whether an update is due."""
+        closure = self._make_closure(kwargs, optimizer, batch_idx)
+        loss = closure()
+        if self.elastic.parts.last:
+            self._optimizer_step(batch_idx, lambda: loss)
+        result = closure.consume_result()
+        return {} if result.loss is None else result.asdict()
 
     def _make_zero_grad_fn(self, batch_idx: int, optimizer: Any) -> Any:  # noqa: ARG002 - a step may be of fewer parts
         return super()._make_zero_grad_fn(0 if self.elastic.parts.first else 1, optimizer)

@@ -98,6 +98,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         self._words = LoopCollectives(framework, seat, self._between)
         self._fits = True  # the trainer fits, or is about to
         self._share_evaluation = share_evaluation
+        self._in_training_step = False
         self._sigterm: Any = None
         self._take_rank()
         seat.on_resize(lambda _old, _new: self._take_rank())
@@ -188,19 +189,31 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:  # noqa: ARG002 - there is one
         """Return the mean, or the sum, of all workers' tensors."""
+        self._check_asks()
         return self._words.reduced(tensor, reduce_op)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002 - Lightning's name
         """Tell whether all workers, or any of them, decide so."""
+        self._check_asks()
         return self._words.decision(decision, of_all=all)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:  # noqa: ARG002
         """Return all workers' tensors, by rank, in a first dimension of their own."""
+        self._check_asks()
         return self._words.gathered(tensor)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Return the value of worker `src`: plain values, and no object of a class of its own (docs/security.md)."""
         return self._words.told(obj, src)
+
+    def _check_asks(self) -> None:
+        """Raise UsageError in a step of the script's that not all workers make equally often."""
+        if seat.virtual and self._in_training_step:
+            raise UsageError(
+                "training_step() asks the other workers, as by self.log(..., sync_dist=True) or self.all_gather(), and "
+                "workers have different numbers of virtual workers: leave that away, or start the job without "
+                "--virtual-workers"
+            )
 
     def barrier(self, name: str | None = None) -> None:
         """Wait until all workers are here."""
@@ -223,7 +236,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         if self._fits:
             if EdlStrategy._trains is not None:  # a second fit would find the data trained, and do nothing
                 raise UsageError("Trainer.fit(): a job of edl has one fit; start another job for the next one")
-            check_fit(trainer)
+            check_fit(trainer, virtual=bool(seat.virtual))
         if self._share_evaluation:
             share_out(trainer, self._words, self._between)
         super().setup(trainer)
@@ -246,7 +259,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         if self._parts is not None:
             raise UsageError("edl trains on one DataLoader: give Trainer.fit() one, of one dataset")
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-        self._parts = converted(dataloader, trainer.accumulate_grad_batches, seed)
+        self._parts = converted(dataloader, trainer.accumulate_grad_batches, seed, takes_parts=True)
         return self._parts
 
     def on_train_start(self) -> None:
@@ -283,7 +296,11 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the script's step. A worker that leaves a batch out takes part with gradients of zero."""
         # Lightning refuses a step that returns None where there are several workers, as the others would wait for it.
-        found = super().training_step(*args, **kwargs)
+        self._in_training_step = True
+        try:
+            found = super().training_step(*args, **kwargs)
+        finally:
+            self._in_training_step = False
         if found is None and self.lightning_module.automatic_optimization:
             return torch.zeros((), device=self.root_device, requires_grad=True)
         return found
@@ -291,6 +308,11 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Compute the gradients of one batch, averaged over the workers once they are those of the whole step."""
         parts, trainer = self._parts, self.lightning_module.trainer
+        if parts is not None and seat.virtual:
+            part = closure_loss * (parts.share * trainer.accumulate_grad_batches)
+            found: torch.Tensor = super().backward(part, optimizer, *args, **kwargs)
+            parts.note_backward()
+            return found
         if parts is None or trainer.accumulate_grad_batches == 1:
             return super().backward(closure_loss, optimizer, *args, **kwargs)  # type: ignore[no-any-return]
         # Lightning has divided the loss by that number
@@ -304,7 +326,8 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         Gradients are averaged before the script looks at them or clips them, also where this worker leaves a batch out,
         and backward has not done it.
         """
-        if isinstance(optimizer, torch.optim.LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):
+        looks_at_loss = not type(optimizer).__module__.startswith("torch.optim")  # or may
+        if isinstance(optimizer, torch.optim.LBFGS) or (looks_at_loss and not seat.virtual):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
         def averaged() -> list[Any]:

@@ -84,7 +84,7 @@ class StepParts:
         self._samples = samples
         self.share = 1.0  # of the newest batch, in the samples of its step; with virtual workers, of its part
         self.first = self.last = True  # the newest batch is, of its step; with virtual workers: its gradients are all
-        self._is_due = self._ends_part = False  # the newest batch's backward(); and the part ends with it
+        self._is_due = self._begins_part = self._ends_part = False  # the newest batch's backward(); its part with it
         self._parts: Iterator[tuple[Any, float]] = iter(())  # of virtual workers that come in this step
         self._part: list[tuple[Any, int]] | None = None  # the batches of the newest one
 
@@ -115,18 +115,30 @@ class StepParts:
             samples = sum(count for _, count in part)
             for number, (batch, count) in enumerate(part, 1):
                 self.share, self.last = count / samples, False
-                self._is_due, self._ends_part = True, number == len(part)
+                self._is_due, self._begins_part, self._ends_part = True, number == 1, number == len(part)
                 yield batch
                 self.first = False
                 if self._is_due:
-                    raise UsageError(f"this batch has had no accelerator.backward(): {ONE_BACKWARD}")
+                    raise UsageError(f"this batch has had no backward(): {ONE_BACKWARD}")
+
+    @property
+    def of_virtual_workers(self) -> bool:
+        return bool(trainer.virtual)
+
+    def begin_part(self) -> bool:
+        """Begin the random numbers of the newest batch's part anew, where one begins: since it was fetched, the loop
+        may have done other things. Return whether one begins, of a virtual worker.
+        """
+        if begins := self.of_virtual_workers and self._begins_part:
+            trainer.begin_part()
+        return begins
 
     def note_backward(self) -> None:
         """Note that the gradients of the newest batch are there, in a job with virtual workers. After those of the last
         part they are added up over all workers, and `last` is true. Raises UsageError.
         """
         if not self._is_due:
-            raise UsageError(f"accelerator.backward() is called once more in one batch: {ONE_BACKWARD}")
+            raise UsageError(f"backward() is called once more in one batch: {ONE_BACKWARD}")
         self._is_due = False
         if self._ends_part:
             self._take_part()

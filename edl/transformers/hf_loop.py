@@ -21,6 +21,7 @@ from transformers.trainer_callback import ExportableState
 from edl.torch.loader_conversion import StepParts
 from edl.torch.loop_state import as_plain, from_plain
 from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd, StepSeat
+from edl.trainer.virtual_steps import LoadedParts
 
 
 class UpdatePlan(msgspec.Struct):
@@ -59,7 +60,7 @@ def move(schedule: Any, position: float) -> None:
 
 OWN = frozenset({"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "train_batch_size"})
 
-Parts = list[tuple[Any, int]]
+Parts = list[tuple[Any, int]]  # batches, each with how many samples it has
 
 
 class TrainerTravels(LoopState):
@@ -123,15 +124,15 @@ class TrainerSteps(LoopSteps):
         self.travels = TrainerTravels(trainer, plan, self.ending)
         super().__init__(seat, self.travels)
         self._loader = parts.loader
-        self._iterator: Iterator[Parts] = iter(())
-        self._coming: Parts | None = None
+        self._iterator: Iterator[Parts | LoadedParts] = iter(())
+        self._coming: Parts | LoadedParts | None = None
 
     def begin_epoch(self) -> None:
         """Begin an epoch of the Trainer."""
         self._coming, self.travels.open_pass = None, None
         self._iterator = iter(self._loader)
 
-    def next(self) -> Parts | None:
+    def next(self) -> Parts | LoadedParts | None:
         """Return the batches of the next step; None if the end of an epoch comes before it."""
         parts, self._coming = self._coming or self._fetched(), None
         if self.take_over() and (parts is None or self.is_beyond()):  # an earlier life was saved at the end of an epoch
@@ -148,7 +149,7 @@ class TrainerSteps(LoopSteps):
         self._coming = self._fetched()
         return self._coming is None or self.is_beyond()
 
-    def _fetched(self) -> Parts | None:
+    def _fetched(self) -> Parts | LoadedParts | None:
         self.note_fetched()
         anew, self.begun_anew = self.begun_anew, False
         found = next(self._iterator, None)

@@ -16,6 +16,7 @@ import copyreg
 import functools
 import inspect
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from edl.torch.loop_steps import StepEnd
 from edl.torch.shared_batches import shared_batches
 from edl.torch.torch_process import framework
 from edl.torch.torch_process import trainer as seat
+from edl.trainer.virtual_steps import LoadedParts
 from edl.transformers import hf_loop
 from edl.transformers.hf_evaluation import PredictedBatches
 from edl.transformers.hf_loop import Parts, TrainerSteps, UpdatePlan
@@ -121,7 +123,8 @@ class EdlTrainerMixin:
         """Return the Trainer's loader over this worker's samples: a step has the samples of one update."""
         self.args: Any
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return converted(super().get_train_dataloader(), self.args.gradient_accumulation_steps, seed)  # type: ignore[misc]
+        loader = super().get_train_dataloader()  # type: ignore[misc]
+        return converted(loader, self.args.gradient_accumulation_steps, seed, takes_parts=True)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Create the Trainer's or the script's optimizer, and make it average gradients."""
@@ -156,7 +159,7 @@ class EdlTrainerMixin:
         if not isinstance(train_dataloader, StepParts):
             raise UsageError("get_train_dataloader() is overridden: let it return edl.torch.ElasticDataLoader(...)")
         by_epochs = self.args.max_steps <= 0
-        planned = UpdatePlan(max_steps, seat.size(), float(self.args.num_train_epochs), by_epochs)
+        planned = UpdatePlan(max_steps, _shares(), float(self.args.num_train_epochs), by_epochs)
         self._steps = TrainerSteps(self, seat, train_dataloader, planned)
         return prepared
 
@@ -168,9 +171,9 @@ class EdlTrainerMixin:
         return (sys.maxsize if args.max_steps > 0 else epochs, *rest)
 
     def get_total_train_batch_size(self, *args: Any, **kwargs: Any) -> int:
-        """Return the samples of an update, of all workers at the moment."""
+        """Return the samples of an update, of all workers at the moment, or of all virtual ones."""
         found: int = super().get_total_train_batch_size(*args, **kwargs)  # type: ignore[misc]
-        return found * seat.size()
+        return found * _shares()
 
     # --------------------------------------------------------------------------------------------------- training
 
@@ -195,8 +198,8 @@ class EdlTrainerMixin:
         steps.travels.epoch = epoch
         steps.begin_epoch()
         norm = rate = None
-        while (parts := steps.next()) is not None:
-            norm, rate = self._update(model, parts)
+        while (step := steps.next()) is not None:
+            norm, rate = self._update(model, step)
             if not self._end_step(steps):
                 continue
             self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
@@ -210,26 +213,25 @@ class EdlTrainerMixin:
             self.control.should_training_stop = True
         self._in_loop = False
 
-    def _update(self, model: Any, parts: Parts) -> tuple[Any, Any]:
+    def _update(self, model: Any, step: Parts | LoadedParts) -> tuple[Any, Any]:
         """Make a step up to its update, and return the gradients' norm and the learning rate."""
-        batches = [batch for batch, _ in parts]
-        whole = sum(samples for _, samples in parts)
-        items = self._items_of_all(self._get_num_items_in_batch(batches, self.args.device))  # type: ignore[attr-defined]
         self.current_gradient_accumulation_steps = 1
         self.accelerator: Any
         self.optimizer: Any
         self._losses = []
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
-        for number, (inputs, samples) in enumerate(parts, 1):
-            last = number == len(parts)
-            self.accelerator.gradient_state._set_sync_gradients(last)
-            self._share = samples / whole if items is None else 1.0
-            with contextlib.nullcontext() if last else framework.adding_up():
+        begun = False
+        for inputs, share, items, adds_up in self._batches_of(step):
+            self._share = share
+            if begun:
+                self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
+            begun = True
+            self.accelerator.gradient_state._set_sync_gradients(not adds_up)
+            with framework.adding_up() if adds_up else contextlib.nullcontext():
                 self._losses.append(self.training_step(model, inputs, items))  # type: ignore[attr-defined]
             self.current_flos += float(self.floating_point_ops(inputs))  # type: ignore[attr-defined]
             self._track_num_input_tokens(inputs)  # type: ignore[attr-defined]
-            if not last:
-                self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
+        self.accelerator.gradient_state._set_sync_gradients(True)
         norm: Any = None
         if self.args.max_grad_norm > 0:
             norm = self._clip_grad_norm(model)  # type: ignore[attr-defined]
@@ -239,6 +241,50 @@ class EdlTrainerMixin:
         self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)
         rate = self._get_learning_rate()  # type: ignore[attr-defined]
         return norm, rate
+
+    def _batches_of(self, step: Parts | LoadedParts) -> Iterator[tuple[Any, float, Any, bool]]:
+        """Yield each batch of a step with its share of the samples, the tokens of its loss, if it is a mean over these,
+        and whether another batch is added to its gradients.
+        """
+        if isinstance(step, LoadedParts):
+            yield from self._parts_of(step)
+            return
+        whole = sum(samples for _, samples in step)
+        items = self._items_of_all(self._tokens_in([batch for batch, _ in step]))
+        for number, (batch, samples) in enumerate(step, 1):
+            yield batch, samples / whole if items is None else 1.0, items, number < len(step)
+
+    def _parts_of(self, step: LoadedParts) -> Iterator[tuple[Any, float, Any, bool]]:
+        """Yield the batches of each virtual worker that this worker computes in a step, as `_batches_of` does."""
+        if seat.voided:
+            return  # the batches were loaded in the ring before, and may be of other virtual workers
+        found = seat.parts_of_step(step)
+        own: list[Parts] = [step.of(one.virtual) for one in found.parts]
+        tokens = self._tokens_in([batch for part in own for batch, _ in part])
+        per_sample = 0.0 if tokens is None else self._tokens_per_sample(tokens, own, counts=found.counts)
+        parts = 0
+        for part, _ in seat.microbatches(step):
+            parts += 1
+            samples = sum(count for _, count in part)
+            items = None
+            if tokens is not None:
+                items = self._tokens_in([batch for batch, _ in part])
+                items = torch.tensor(per_sample * samples).to(self.args.device) if per_sample else items
+            for batch, count in part:
+                yield batch, count / samples if items is None else 1.0, items, True
+        self._losses = [loss / parts for loss in self._losses]  # their mean, where parts came again too
+
+    def _tokens_per_sample(self, tokens: Any, own: list[Parts], *, counts: bool) -> float:
+        """Return the tokens of a sample in the mean over a step, the same on all workers; 0.0: not asked for."""
+        if not self.args.average_tokens_across_devices:
+            return 0.0
+        samples = sum(count for part in own for _, count in part)
+        mine = torch.tensor([float(tokens), samples], dtype=torch.float64) * (1.0 if counts else 0.0)
+        of_all = self._words.reduced(mine, "sum").round()  # whole numbers: the same however many add them up
+        return float(of_all[0] / of_all[1]) if of_all[1] else 1.0
+
+    def _tokens_in(self, batches: list[Any]) -> Any:
+        return self._get_num_items_in_batch(batches, self.args.device)  # type: ignore[attr-defined]
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         """Compute the Trainer's loss; the loss of a part of a step is weighted by its samples."""
@@ -284,7 +330,7 @@ class EdlTrainerMixin:
         return ended is StepEnd.COUNTED or pass_over
 
     def _advance(self, planned: UpdatePlan) -> None:
-        planned.advance(seat.size())
+        planned.advance(_shares())
         schedule: Any = self.lr_scheduler
         moves = hasattr(schedule, "get_last_lr") and not _goes_by_metrics(schedule)
         if moves and not self.accelerator.optimizer_step_was_skipped:
@@ -362,6 +408,11 @@ class EdlTrainerMixin:
 
 class EdlTrainer(EdlTrainerMixin, Trainer):  # type: ignore[misc]
     """`transformers.Trainer`, for a job whose workers come and go."""
+
+
+def _shares() -> int:
+    """Return in how many shares the samples of an update are trained."""
+    return seat.virtual or seat.size()
 
 
 def _goes_by_metrics(schedule: Any) -> bool:

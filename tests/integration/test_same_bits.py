@@ -19,7 +19,7 @@ from edl import client
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 JOBS = Path(__file__).parent / "jobs"
-ACCELERATE = JOBS / "accelerate_same_bits.py"
+ACCELERATE, TRAINER, LIGHTNING = (JOBS / f"{name}_same_bits.py" for name in ("accelerate", "transformers", "lightning"))
 TORCH, TENSORFLOW = JOBS / "same_bits.py", JOBS / "tf_same_bits.py"
 QUIET = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -108,12 +108,21 @@ def test_growth_a_death_and_shrinking_change_no_bit(edl, tmp_path, alone, script
     assert run.digest() == digest_alone(edl, tmp_path, alone, "cnn", script)
 
 
-def test_a_loop_of_accelerate_s_has_the_bits_of_one_worker_after_a_death(edl, tmp_path) -> None:
-    run = Run(edl, tmp_path / "three", 3, pace=0.3, script=ACCELERATE)
+@pytest.mark.parametrize(
+    "script",
+    [
+        ACCELERATE,
+        # soaks, as they boot slow libraries four times, for what Accelerate's loop shows of the same mechanism
+        pytest.param(TRAINER, marks=[pytest.mark.timeout(600), pytest.mark.soak]),
+        pytest.param(LIGHTNING, marks=[pytest.mark.timeout(600), pytest.mark.soak]),
+    ],
+)
+def test_a_library_s_loop_has_the_bits_of_one_worker_after_a_death(edl, tmp_path, script: Path) -> None:
+    run = Run(edl, tmp_path / "three", 3, pace=0.3, script=script)
     os.kill(run.wait(3, 2)["workers"][1]["pid"], signal.SIGKILL)
     run.edl.wait(lambda: any(one["kind"] == "worker_lost" for one in run.edl.events("bits")), "the loss", timeout_s=60)
     run.set_pace(0.0)
-    assert run.digest() == Run(edl, tmp_path / "alone", 1, script=ACCELERATE).digest()
+    assert run.digest() == Run(edl, tmp_path / "alone", 1, script=script).digest()
 
 
 @pytest.mark.parametrize("wrong", ["rounding", "order"])

@@ -46,6 +46,18 @@ class SaveConfig(pl.Callback):  # type: ignore[misc] # a package without types
     already_saved = False
 
 
+def test_a_virtual_workers_batches_count_from_the_beginning_of_the_step_whoever_computes_others_before() -> None:
+    """`training_step(batch, batch_idx)` may go by the number."""
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    counters, progress = Counters(trainer.fit_loop), trainer.fit_loop.epoch_loop.batch_progress
+    progress.current.ready = progress.total.ready = 6
+    counters.begin()
+    for _ in range(3):
+        counters.begin_part()
+        progress.increment_ready()
+    assert (progress.current.ready, progress.total.ready) == (7, 7)
+
+
 def test_the_configuration_that_the_first_worker_has_written_is_written() -> None:
     """Else a newcomer would ask the others about it as `test` begins, and they are at their evaluation there."""
     others, newcomers = SaveConfig(), SaveConfig()

@@ -213,8 +213,23 @@ def test_a_batch_of_virtual_workers_needs_one_backward(monkeypatch: pytest.Monke
     with pytest.raises(UsageError, match=r"once more in one batch.*add up the losses of a batch"):
         parts.note_backward()
     next(batches)
-    with pytest.raises(UsageError, match=r"this batch has had no accelerator\.backward"):
+    with pytest.raises(UsageError, match=r"this batch has had no backward\(\)"):
         next(batches)
+
+
+def test_a_part_is_begun_anew_where_the_loop_has_done_other_things_since_it_was_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loop that looks for the next batch before it validates: that draws random numbers, here more, there less."""
+    of_trainer = Parts(monkeypatch)
+    steps: Any = [LoadedParts({}, 10)]
+    parts, begun = StepParts(steps, 4), []
+    for _ in parts:
+        of_trainer.begun.clear()
+        monkeypatch.setattr(seat, "_settings", Settings(virtual_workers=2))
+        begun.append((parts.begin_part(), list(of_trainer.begun)))
+        parts.note_backward()
+    assert begun == [(True, ["v0"]), (False, []), (True, ["v1"])] * 2
 
 
 def test_a_loader_of_edls_own_gives_the_batch_of_each_virtual_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +252,7 @@ def test_with_virtual_workers_a_loaders_length_is_the_steps_of_an_epoch(monkeypa
 
 
 def test_loops_that_end_steps_by_themselves_refuse_virtual_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of Lightning, the Trainer, `edl.prepare` and `edl torchrun`: all convert their loaders here."""
+    """Those of `edl.prepare` and `edl torchrun`."""
     monkeypatch.setattr(seat, "_settings", Settings(virtual_workers=4))
     with pytest.raises(
         UsageError, match=r"cannot take the parts of virtual workers: start it without --virtual-workers"

@@ -21,7 +21,7 @@ from edl.transformers.hf_trainer import EdlTrainerMixin
 
 @pytest.fixture(autouse=True)
 def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_trainer, "seat", SimpleNamespace(size=lambda: 1))
+    monkeypatch.setattr(hf_trainer, "seat", SimpleNamespace(size=lambda: 1, virtual=0))
 
 
 class TrainerOfOneEpoch:
