@@ -315,12 +315,12 @@ class Counting(nn.Module):
         return self.weight.sum()
 
 
-def step_of(net: nn.Module, parts: int = 2) -> None:
-    """Make a step of so many parts."""
+def step_of(net: nn.Module, parts: int = 2, virtual: int = 2) -> None:
+    """Make a step of so many parts, of so many virtual workers."""
     sums, scales = sums_of(net, SumRing(1))[0], Scales()
     again = True
     while again:
-        sums.begin(scales, parts)
+        sums.begin(scales, virtual)
         for _ in range(parts):
             sums.begin_part(1)
             net().backward()
@@ -333,6 +333,12 @@ def test_whole_numbers_of_any_size_move_as_each_part_has_moved_them(dtype: torch
     net = Counting(torch.zeros(2, dtype=dtype), lambda net: net.state.add_(3))
     step_of(net)
     assert net.state.tolist() == [3, 3]
+
+
+def test_in_a_short_step_whole_numbers_move_by_the_mean_of_those_that_compute() -> None:
+    net = Counting(torch.zeros(2, dtype=torch.int64), lambda net: net.state.add_(1))
+    step_of(net, parts=2, virtual=4)
+    assert net.state.tolist() == [1, 1]
 
 
 def test_a_table_with_nan_that_nothing_changes_is_left_as_it_is() -> None:

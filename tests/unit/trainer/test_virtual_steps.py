@@ -23,6 +23,7 @@ from edl.trainer.virtual_steps import (
     VirtualSteps,
     cut_rows,
     differences,
+    loads,
     nowhere,
     parts_of,
     rehearsed,
@@ -76,6 +77,21 @@ def test_seeds_differ_by_step_loop_and_seed() -> None:
     others = [place._replace(epoch=0), place._replace(number=1), place._replace(seed=8)]
     seeds = [place.seed_of(0, 0), place.seed_of(0, 1), *(one.seed_of(0, 0) for one in others)]
     assert len(set(seeds)) == len(seeds)
+
+
+def test_each_virtual_workers_samples_are_loaded_by_a_seed_of_its_own_whoever_loads_them() -> None:
+    def loaded(size: int) -> list[tuple[Any, list[int], int]]:
+        found = []
+        for rank in range(size):
+            parts = parts_of(SPEC, lease_of(rank, size), 11)
+            ids = np.arange(4 * parts.parts[0].virtual, 16)
+            found += [(one.key, one.ids.tolist(), one.seed) for one in loads(parts, ids)]
+        return found
+
+    alone = loaded(1)
+    assert loaded(2) == loaded(3) == alone
+    assert len({seed for *_, seed in alone}) == 4
+    assert not {seed for *_, seed in alone} & {seed for *_, seed in computed(11, 1).values()}
 
 
 class Sums:
