@@ -146,13 +146,19 @@ class Run:
 
     def end(self) -> int:
         assert self.launcher is not None  # it was started
-        return self.launcher.wait(PATIENCE_S)
+        try:
+            return self.launcher.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired as error:
+            raise CaseFailed(f"not over in time: {self.output()}") from error
 
     def stop(self) -> None:
         """End the job, if it has not ended."""
         if self.launcher is not None and self.launcher.poll() is None:
             self.launcher.terminate()
-            self.launcher.wait(PATIENCE_S)
+            try:
+                self.launcher.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self.launcher.kill()
 
     def output(self) -> str:
         return (self.folder / "output.log").read_text(errors="replace")[-9000:]

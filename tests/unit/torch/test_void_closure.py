@@ -25,7 +25,7 @@ class Trained:
         self.optimizer = torch.optim.LBFGS(self.model.parameters(), lr=0.3, max_iter=4, history_size=3)
         self.reducer: Any = SimpleNamespace(
             average=lambda: None, before_update=lambda: None, use=lambda: None, mean=lambda loss: loss, rate=1.0,
-            moot=False, settle=lambda: None, check_closure=lambda: None,
+            moot=False, settle=lambda: None, check_closure=lambda once: None,
         )  # fmt: skip
         reducer: Any = self.reducer
         if wrapped:
