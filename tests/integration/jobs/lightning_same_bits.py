@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import edl.lightning
-import edl.torch as edl
+import edl.torch as elastic
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -67,4 +67,4 @@ found = [*net.state_dict().values()]
 found += [one for state in optimizer.state_dict()["state"].values() for one in state.values()]
 told = repr((trainer.lr_scheduler_configs[0].scheduler.get_last_lr(), trainer.global_step))
 digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in found) + told.encode())
-(options.out / f"digest-{edl.rank()}.json").write_text(json.dumps({"digest": digest.hexdigest(), "told": told}))
+(options.out / f"digest-{elastic.rank()}.json").write_text(json.dumps({"digest": digest.hexdigest(), "told": told}))
