@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import edl.lightning
+import edl.lightning  # noqa: F401 - what it registers
 import edl.torch as elastic
 
 parser = argparse.ArgumentParser()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -20,9 +21,11 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.strategies.strategy import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
+from edl.config.settings import Settings
 from edl.errors import UsageError
 from edl.lightning.fit_settings import batches_between_validations, check_fit
 from edl.lightning.strategy import EdlStrategy
+from edl.torch.torch_process import trainer as seat
 
 
 def strategy() -> Any:
@@ -71,6 +74,28 @@ def test_validations_come_at_the_end_of_steps(interval: Any, batch: int, parts: 
     trainer = made_with(val_check_interval=interval, accumulate_grad_batches=parts)
     trainer.val_check_batch = batch
     assert batches_between_validations(trainer) == wanted
+
+
+def test_a_module_that_makes_updates_by_itself_does_not_go_with_virtual_workers() -> None:
+    trainer = made_with()
+    trainer.strategy.connect(pl.LightningModule())
+    check_fit(trainer, virtual=True)
+    trainer.lightning_module.automatic_optimization = False
+    check_fit(trainer)
+    with pytest.raises(UsageError, match="let Lightning make them, or start the job without --virtual-workers"):
+        check_fit(trainer, virtual=True)
+
+
+def test_a_training_step_of_virtual_workers_asks_no_other_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers have different numbers of virtual workers, and the others would wait for ever."""
+    made, seen = strategy(), []
+    monkeypatch.setattr(seat, "_settings", Settings(virtual_workers=4))
+    monkeypatch.setattr(Strategy, "training_step", lambda _: seen.append(made.reduce(torch.ones(()))) or torch.ones(()))
+    made._words = SimpleNamespace(reduced=lambda value, _: value)
+    made._in_training_step = False
+    with pytest.raises(UsageError, match=r"sync_dist=True.*have different numbers of virtual workers"):
+        made.training_step()
+    assert made.reduce(torch.ones(())) and not seen
 
 
 def test_other_numbers_of_batches_in_a_step_are_refused() -> None:

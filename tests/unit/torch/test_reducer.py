@@ -124,6 +124,46 @@ def untyped(stand_in: Any) -> Any:
     return stand_in
 
 
+def test_with_virtual_workers_an_update_needs_parts_unless_the_mini_batch_is_void() -> None:
+    """A library's loop leaves out the parts of a mini-batch that is void before them, and makes its step."""
+    script = Script()
+    script.trainer.virtual = 4
+    with pytest.raises(UsageError, match=r"edl\.microbatches"):
+        script.updates()
+    script.trainer.void(RingBroken("a peer is gone"))
+    script.updates()
+
+
+def test_with_virtual_workers_only_a_closure_whose_loss_is_not_used_is_taken_and_after_the_parts() -> None:
+    script = Script()
+    script.trainer.virtual = 4
+    with pytest.raises(UsageError, match=r"step\(closure\)"):
+        script.reducer.check_closure(once=True)
+    script.reducer.begin_parts({})
+    script.reducer.note_summed()
+    script.reducer.check_closure(once=True)
+    assert script.reducer.mean(["a library's"]) == ["a library's"]
+    with pytest.raises(UsageError, match=r"step\(closure\)"):
+        script.reducer.mean(torch.ones(()))
+    with pytest.raises(UsageError, match=r"step\(closure\)"):
+        script.reducer.check_closure(once=False)
+    script.ends()
+    with pytest.raises(UsageError, match=r"step\(closure\)"):
+        script.reducer.check_closure(once=True)
+
+
+def test_a_gradient_after_the_parts_of_a_step_is_refused_and_within_them_frees_the_one_before() -> None:
+    script = Script()
+    script.trainer.virtual = 4
+    before = {id(one): torch.ones(1) for one in script.model.parameters()}
+    script.reducer.begin_parts(before)
+    script.trains()
+    assert not before
+    script.reducer.note_summed()
+    with pytest.raises(UsageError, match=r"edl\.microbatches"):
+        script.trains()
+
+
 def test_a_step_in_which_no_worker_has_samples_leaves_gradients_of_zero() -> None:
     """A GradScaler that finds none at all takes the script to have forgotten its backward()."""
     script = Script()
