@@ -335,6 +335,18 @@ def test_whole_numbers_of_any_size_move_as_each_part_has_moved_them(dtype: torch
     assert net.state.tolist() == [3, 3]
 
 
+def test_a_digest_is_of_the_statistics_too() -> None:
+    digests = set()
+    for moved in (1.0, 2.0):
+        net = Counting(torch.zeros(2), lambda net, moved=moved: net.state.add_(moved))
+        sums, _ = sums_of(net, SumRing(1))
+        sums.begin(Scales(), 1)
+        sums.begin_part(1)
+        net().backward()
+        digests.add(sums.take(1.0, digest=True))
+    assert len(digests) == 2
+
+
 def test_in_a_short_step_whole_numbers_move_by_the_mean_of_those_that_compute() -> None:
     net = Counting(torch.zeros(2, dtype=torch.int64), lambda net: net.state.add_(1))
     step_of(net, parts=2, virtual=4)

@@ -31,7 +31,9 @@ def weighed(monkeypatch: pytest.MonkeyPatch, own: list[int], *, tokens: bool = T
     others = torch.tensor([[sum(TOKENS[one]), 2 * len(TOKENS[one])] for one in of_others] or [[0, 0]]).double().sum(0)
     trainer: Any = EdlTrainerMixin.__new__(EdlTrainerMixin)
     trainer.args = SimpleNamespace(device=torch.device("cpu"), average_tokens_across_devices=average)
-    trainer._words = SimpleNamespace(reduced=lambda mine, _: (mine + others) * (1 + 1e-15))
+    trainer._words = SimpleNamespace(
+        reduced=lambda mine, _: (mine + others) * (1 + 1e-6 * len(own))
+    )  # a mean times the size
     trainer._losses = []
     trainer._get_num_items_in_batch = lambda given, _: (
         sum(int(one["labels"].sum()) for one in given) if tokens else None
