@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -335,10 +336,14 @@ def test_whole_numbers_of_any_size_move_as_each_part_has_moved_them(dtype: torch
     assert net.state.tolist() == [3, 3]
 
 
+def _move_by(moved: float, net: Counting) -> None:
+    net.state.add_(moved)
+
+
 def test_a_digest_is_of_the_statistics_too() -> None:
     digests = set()
     for moved in (1.0, 2.0):
-        net = Counting(torch.zeros(2), lambda net, moved=moved: net.state.add_(moved))
+        net = Counting(torch.zeros(2), partial(_move_by, moved))
         sums, _ = sums_of(net, SumRing(1))
         sums.begin(Scales(), 1)
         sums.begin_part(1)
