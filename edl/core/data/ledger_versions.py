@@ -207,11 +207,14 @@ class LedgerVersions:
         return self.ledger.commit(min(step, self.ledger.covered_step))
 
     def reach(self, step: int) -> bool:
-        """Lease up to `step`, as far as there are samples. Return True when that gave anything."""
+        """Lease up to `step`, as far as there are samples. Return True when that gave anything: samples, or parts of a
+        stream to read.
+        """
         if self.ledger is None:
             return False
+        before = self.ledger.facts()
         granted = bool(self.ledger.grant(step))
-        return self._recall(self.ledger) or granted
+        return self._recall(self.ledger) or granted or self.ledger.facts() != before
 
     def learn(self, told: Iterable[ShardPart]) -> bool:
         """Take in what a worker has found out about a stream; tell whether workers must hear of it.

@@ -178,6 +178,8 @@ class Waits:
         reading: Iterable[str],
     ) -> Iterator[tuple[str, str, float]]:
         late = self._late(record, seen)
+        if last_step is not None and (reading := tuple(reading)):  # the next step is none yet, as they have yet to find
+            late = [one for one in late if seen.step(one) < last_step]
         for worker in late:
             yield worker, STEP, self.deadlines.finding_s
         for worker, what in self._astray(record, seen).items():
