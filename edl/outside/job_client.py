@@ -170,7 +170,7 @@ class JobClient:
         """Ask the leader to save the job; with the same id again, ask whether the checkpoint is durable. Raises
         JobFailed, PeerError as `stop`.
         """
-        reply = await self._insist(say.AskCheckpoint(request), timeout_s)
+        reply = await self._ask_while_young(say.AskCheckpoint(request), timeout_s)
         if isinstance(reply, say.SaveTold):
             return reply
         raise JobFailed(f"job {self._job}: {_reason(reply)}")
@@ -179,15 +179,10 @@ class JobClient:
         """Ask the leader to move all workers off a host; return True once they have left. Repeat the call with the same
         id to ask again. Raises ScaleRejected, JobFailed, and PeerError as `stop`.
         """
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + timeout_s
-        while True:
-            reply = await self._insist(asked, timeout_s)
-            if isinstance(reply, say.MoveTold):
-                return reply.done
-            if not (isinstance(reply, say.Rejected) and reply.retry) or clock() > deadline:
-                raise ScaleRejected(_reason(reply))
-            await asyncio.sleep(LOOK_S)
+        reply = await self._ask_while_young(asked, timeout_s)
+        if isinstance(reply, say.MoveTold):
+            return reply.done
+        raise ScaleRejected(_reason(reply))
 
     async def batch(self, samples: int, timeout_s: float = 30.0) -> None:
         """Set the number of samples that all workers together take in a step. Raises ScaleRejected, and PeerError as
@@ -203,16 +198,10 @@ class JobClient:
         """Ask for `size` workers. The newest request counts. `unanswered` is called with the error of each try that
         has no answer. Raises ScaleRejected, JobFailed, and PeerError as `stop`.
         """
-        asked, clock = say.AskScale(size, _new_id()), asyncio.get_running_loop().time
-        deadline, left_s = clock() + timeout_s, timeout_s
-        while True:
-            reply = await self._insist(asked, left_s, unanswered)
-            if isinstance(reply, Ack):
-                return reply
-            if not (isinstance(reply, say.Rejected) and reply.retry) or clock() > deadline:
-                raise ScaleRejected(_reason(reply))
-            await asyncio.sleep(LOOK_S)
-            left_s = max(deadline - clock(), LOOK_S)
+        reply = await self._ask_while_young(say.AskScale(size, _new_id()), timeout_s, unanswered)
+        if isinstance(reply, Ack):
+            return reply
+        raise ScaleRejected(_reason(reply))
 
     async def scale_out(self, workers: int, request: str = "", timeout_s: float = ANSWER_S) -> Ack | Retry:
         """Ask for `workers` more workers. Raises ScaleRejected, JobFailed, Unauthentic. See `_wish`."""
@@ -284,6 +273,21 @@ class JobClient:
         if isinstance(reply, say.Rejected) and reply.retry:
             return Retry(reply.reason)
         raise ScaleRejected(_reason(reply))
+
+    async def _ask_while_young(
+        self, body: say.Request, timeout_s: float, unanswered: Callable[[Exception], object] = lambda _: None
+    ) -> say.Reply:
+        """Repeat a request while its answer is that a later one may be taken, as of a job without workers yet; return
+        the last answer. Raises what `_insist` does.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline, left_s = clock() + timeout_s, timeout_s
+        while True:
+            reply = await self._insist(body, left_s, unanswered)
+            if not (isinstance(reply, say.Rejected) and reply.retry) or clock() > deadline:
+                return reply
+            await asyncio.sleep(LOOK_S)
+            left_s = max(deadline - clock(), LOOK_S)
 
     async def _insist(
         self, body: say.Request, timeout_s: float, unanswered: Callable[[Exception], object] = lambda _: None

@@ -37,7 +37,7 @@ from edl.core.checkpoint.step_speed import SavingPace, stand
 from edl.core.data.lease_grants import LeaseGrants
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
-from edl.core.job.leader_inputs import PublishingFailed, PublishSaving, Refuse, SavingPublished
+from edl.core.job.leader_inputs import NOT_BEGUN, PublishingFailed, PublishSaving, Refuse, SavingPublished
 from edl.core.job.leader_state import WorkingState
 from edl.protocol.checkpoint_record import Cost, DurablePart, PartInfo, Saved, Saving, Why, path_of
 from edl.protocol.leader_messages import AskCheckpoint
@@ -80,6 +80,8 @@ class Checkpoints:
             working.commands.append(checkpoint_requests.answer(before))
         elif record.state in OVER:
             working.commands.append(Refuse(working.over()))
+        elif not record.arrivals:  # the first worker brings the folder
+            working.commands.append(NOT_BEGUN)
         elif not record.job_policy.checkpointing.folder:
             working.commands.append(Refuse("the job is not saved: it was started without a folder for checkpoints"))
         else:

@@ -6,6 +6,7 @@ What daemons and the command line ask for is fed as it was said (`edl.protocol.l
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from edl.facts import Fact
 from edl.protocol.leader_messages import (
@@ -110,6 +111,9 @@ class Refuse:
     reason: str
     stale: str = ""
     retry: bool = False
+
+
+NOT_BEGUN: Final = Refuse("none of its workers has joined yet", retry=True)
 
 
 @dataclass(frozen=True, slots=True)

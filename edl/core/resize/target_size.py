@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from edl import facts
 from edl.core.driver import horovod_counts
-from edl.core.job.leader_inputs import Acknowledge, Refuse
+from edl.core.job.leader_inputs import NOT_BEGUN, Acknowledge, Refuse
 from edl.core.job.leader_state import WorkingState
 from edl.core.job.member_states import Cause
 from edl.core.resize import scale_requests
@@ -36,7 +36,7 @@ class TargetSize:
         elif record.state in OVER:
             working.commands.append(Refuse(working.over()))
         elif not record.arrivals:  # the first worker brings the size that the job begins with, and its limits
-            working.commands.append(Refuse("none of its workers has joined yet", retry=True))
+            working.commands.append(NOT_BEGUN)
         else:
             change = scale_requests.answer(asked, record)
             if isinstance(change, scale_requests.Change):

@@ -51,6 +51,13 @@ def test_a_job_that_is_too_young_is_asked_the_same_again() -> None:
     assert len(job.asked) == 3 and len(set(job.asked)) == 1  # of one id: it counts once
 
 
+def test_a_job_that_is_too_young_to_be_saved_is_asked_the_same_again() -> None:
+    told = say.SaveTold(7, "checkpoints/poet")
+    job = Answering(YOUNG, told)
+    assert asyncio.run(job.checkpoint("r")) == told
+    assert len(job.asked) == 2 and len(set(job.asked)) == 1
+
+
 def test_it_is_not_asked_for_longer_than_was_said() -> None:
     with pytest.raises(ScaleRejected, match="none of its workers has joined yet"):
         asyncio.run(Answering(YOUNG).scale(3, 0.3))

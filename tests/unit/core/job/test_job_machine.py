@@ -14,7 +14,16 @@ from edl.core.switch.generation_switch import GenerationSwitch
 from edl.facts import Scaled
 from edl.protocol.assignment import Verdict
 from edl.protocol.data_nouns import ITEMS, DataSpec, ShardPart
-from edl.protocol.leader_messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Phase, Register, Scaling
+from edl.protocol.leader_messages import (
+    AskCheckpoint,
+    AskScale,
+    AskScaleIn,
+    AskScaleOut,
+    AskStop,
+    Phase,
+    Register,
+    Scaling,
+)
 from edl.protocol.record import Identity, JobState, WorkerState
 from edl.protocol.ring_places import RingKind
 
@@ -372,6 +381,14 @@ def test_a_request_before_the_first_worker_is_asked_again_as_that_worker_brings_
     assert (job.machine.record.target, job.machine.record.taken) == (2, ())
     assert Acknowledge(3) in job.feed(AskScale(3, "r"))
     assert job.machine.record.target == 3
+
+
+def test_a_checkpoint_before_the_first_worker_is_asked_again_as_that_worker_brings_the_folder() -> None:
+    job = Job(np=2, minimum=1, maximum=4)
+    assert job.feed(AskCheckpoint("r")) == [Refuse("none of its workers has joined yet", retry=True)]
+    job.join("w0")
+    refused = Refuse("the job is not saved: it was started without a folder for checkpoints")
+    assert job.feed(AskCheckpoint("r")) == [refused]
 
 
 @pytest.mark.parametrize(("size", "why"), [(0, "at least 1"), (9, "at most 4")])
