@@ -127,7 +127,12 @@ SECTIONS = (
     Section(
         "Convergence",
         "Does a job that changes its size learn what one of fixed size learns?",
-        ["convergence", "virtual-loss"],
+        ["convergence", "virtual-loss", "virtual-step"],
+    ),
+    Section(
+        "Models larger than a device",
+        "What does a worker of several processes cost beside FSDP2's own mesh and torchft, and a death?",
+        ["sharded-step", "sharded-kill"],
     ),
 )
 

@@ -3,7 +3,7 @@
     python -m benchmarks.simulation --seeds 10000
 
 Prints how much went wrong and whether anything broke. Exit code 1 when an invariant did: the seed and its transcript
-are shown, and `--first SEED --seeds 1` plays it again.
+are shown, and `--first SEED --seeds 1` with the same flags plays it again.
 """
 
 from __future__ import annotations

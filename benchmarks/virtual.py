@@ -63,6 +63,7 @@ def step(options: argparse.Namespace) -> tuple[bool, list[Row]]:
         for ring in options.rings:
             with tempfile.TemporaryDirectory() as folder:
                 os.environ.update({BYTES: folder, "VIRTUAL": str(options.virtual), "CUDA_VISIBLE_DEVICES": ""})
+                os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])  # this file is the workers' script, too
                 ways: dict[str, Sequence[str]] = {
                     way: [*edl_run(2, way, *flags(way, options.virtual, ring)), sys.executable] for way in WAYS
                 }

@@ -318,10 +318,10 @@ class Notes(StepNotes):
 
     def time_parts(self) -> None:
         """Note when this worker comes to its next ring, and sits there; what led to it, and how long it was formed."""
-        from edl.trainer.ring_builder import RingBuilder
+        from edl.trainer.ring_builder import RingBuilder, RingSwitch
         from edl.trainer.worker_shell import WorkerShell
 
-        self.time_calls(WorkerShell, "_enter", "enter")
+        self.time_calls(RingSwitch, "enter", "enter")
         self.time_calls(WorkerShell, "end_uncommitted_batch", "broken")
         self.time_calls(WorkerShell, "_agree", "state")
         self.time_calls(WorkerShell, "_copy", "state")  # the last of these calls is when all have the state

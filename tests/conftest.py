@@ -27,6 +27,10 @@ for signum, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
     if signal.getsignal(signum) is signal.SIG_IGN:  # as under nohup: what tests start would inherit it
         signal.signal(signum, default)
 os.environ.setdefault("EDL_SPIN_MS", "1")  # several jobs at a time: without naps they take 1.7 times the processor time
+# And the threads of one sum would wait for one another, as they share the cores: small ones take thirty times as long.
+# PyTorch reads how many as it is imported, which is before a warm worker has its own environment.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
 
 gc.disable()  # until all tests are collected: frameworks come with a million objects, and none of them goes

@@ -78,7 +78,7 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         """
         if not seat.began:
             elastic.init()
-        seat.check_alone("Accelerator")
+        seat.seating.check_alone("Accelerator")
         super().__init__(*args, **kwargs)
         self._words = LoopCollectives(framework, seat, lambda: seat.evaluate_shared if self._stands() else None)
         log_by_rank(lambda: self.is_main_process, seat.rank)

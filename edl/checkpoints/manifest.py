@@ -100,8 +100,8 @@ def stored_type(dtype: str) -> StoredType | None:
     return _BY_NAME.get(_OF_NUMPY.get(dtype, dtype))
 
 
-FORMAT: Final = 2  # version of the form of the folder and of all files in it
-OLDEST: Final = 1  # oldest format that can be read; it had no `versions`
+FORMAT: Final = 3  # version of the form of the folder and of all files in it
+OLDEST: Final = 1  # oldest format that can be read; it had no `versions`, and format 2 no `stages`
 MOST_BYTES: Final = 64 << 20  # largest size of a manifest
 
 _MOST: Final = 1 << 53  # largest integer on which all readers of JSON agree
@@ -112,7 +112,7 @@ Label = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Sum = Annotated[str, msgspec.Meta(pattern=r"\Acrc32c:[0-9a-f]{8}\Z")]
 JobName = Annotated[str, msgspec.Meta(pattern=r"\A(?!\.+\Z)[A-Za-z0-9._-]{1,64}\Z")]
 
-Belongs = Literal["model", "optimizer", "registered"]
+Belongs = Literal["model", "optimizer", "registered", "stage"]
 
 
 class Broken(CheckpointError):
@@ -126,7 +126,9 @@ class StoredTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Label  # as its framework calls it
     shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
     bytes: Count
-    belongs: Belongs = "model"  # a parameter or buffer of the model, a tensor of an optimizer, or a registered value
+    # A parameter or buffer of the model, a tensor of an optimizer, or a registered value. "stage": a buffer of a stage,
+    # whose name an earlier stage has, too.
+    belongs: Belongs = "model"
 
     @property
     def element_bytes(self) -> int:
@@ -164,6 +166,15 @@ class StoredPart(StoredFile, frozen=True, forbid_unknown_fields=True):
         return cls(stored.file, stored.bytes, stored.checksum, tuple(tensors))
 
 
+class StageState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The state that some processes of each worker hold, as those of one stage of a pipeline do, without its bytes."""
+
+    processes: tuple[Count, ...]  # by their numbers in the worker
+    tensors: Count  # how many of the manifest's, which are in the order of the stages
+    state: bytes  # the framework adapter's description of model and optimizers, without their tensors
+    registered: bytes  # the tree of registered values, without their tensors
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The state of the job after a step: its position, and the files that hold the state."""
 
@@ -185,6 +196,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     tensors: tuple[StoredTensor, ...]
     parts: tuple[StoredPart, ...]  # by number
     own: tuple[StoredFile, ...]  # files of state that only one worker has, such as its random generators
+    stages: tuple[StageState, ...] = ()  # of several; then `state` and `registered` are empty
 
     @property
     def name(self) -> CheckpointName:
@@ -197,7 +209,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def processes(self) -> int:
         """The processes of each worker: each has written a part."""
-        return max(1, len(self.parts) // self.size)
+        return max(1, len(self.parts) // max(1, self.size))
+
+    @property
+    def heads(self) -> tuple[StageState, ...]:
+        """The descriptions of the state: one, or that of each stage."""
+        one = StageState(tuple(range(self.processes)), len(self.tensors), self.state, self.registered)
+        return self.stages or (one,)
 
     @property
     def total_bytes(self) -> int:
@@ -271,6 +289,7 @@ def check(manifest: Manifest) -> None:
     if len(tensors) < len(manifest.tensors):
         raise Broken(f"its manifest names tensor {_twice(tensor.name for tensor in manifest.tensors)!r} twice")
     _check_files(manifest)
+    _check_stages(manifest)
     for part in manifest.parts:
         for piece in part.tensors:
             _check_slice(piece, tensors.get(piece.tensor), part.file)
@@ -302,6 +321,14 @@ def _check_files(manifest: Manifest) -> None:
         if (owner := owner_of(own.file)) in owners:
             raise Broken(f"its manifest names {own.file!r}, which is no name of a worker's own state, or one of two")
         owners.add(owner)
+
+
+def _check_stages(manifest: Manifest) -> None:
+    processes = sorted(process for stage in manifest.heads for process in stage.processes)
+    if processes != list(range(manifest.processes)):
+        raise Broken(f"its manifest has stages of processes {processes}, and its workers have {manifest.processes}")
+    if (told := sum(stage.tensors for stage in manifest.heads)) != len(manifest.tensors):
+        raise Broken(f"its manifest has stages of {told} tensors, and {len(manifest.tensors)} tensors")
 
 
 def _check_slice(piece: Slice, tensor: StoredTensor | None, file: str) -> None:

@@ -6,7 +6,7 @@ a daemon writes (`edl.daemon.part_store`), nor the manifest (`edl.checkpoints.pu
 Replicas are equal, so each worker writes its share of the state that updates change. State that forward passes and
 scripts change (statistics, hyper-parameters, registered values) is taken from rank 0 alone, as after a broken ring.
 Where a worker is several processes, each process writes a part: its share of what it holds of sharded tensors, and the
-first process also of all others.
+first process also of all others. Of several stages each is a state of its own, which its processes write so.
 
 The state is cut, equal on all workers, into as many parts as there are workers, of nearly the same size. All tensors
 stand in one row, those with the longest elements first, and the row is cut at equal distances. A cut is moved back to a
@@ -24,8 +24,9 @@ import msgspec
 
 from edl.checkpoints.checkpoint_paths import placed
 from edl.checkpoints.checkpoint_writer import write_own, write_part
-from edl.checkpoints.manifest import Slice, StoredTensor
+from edl.checkpoints.manifest import Slice, StageState, StoredTensor
 from edl.checkpoints.shard_ranges import ElementRun, within
+from edl.errors import CheckpointError
 from edl.protocol.checkpoint_record import FileInfo, Save
 
 ALIGNED = 4096
@@ -67,14 +68,44 @@ class StateHead(msgspec.Struct, frozen=True):
     tensors: tuple[StoredTensor, ...]
     parts: tuple[tuple[Slice, ...], ...]  # which bytes each worker writes
     versions: dict[str, str] = {}  # versions of Python and the libraries that rank 0 computes with
+    processes: tuple[int, ...] = (0,)  # of a worker: those that hold this state
+
+
+class JoinedState(NamedTuple):
+    """The state of all stages of a worker."""
+
+    state: bytes
+    registered: bytes
+    tensors: tuple[StoredTensor, ...]
+    parts: tuple[tuple[Slice, ...], ...]
+    stages: tuple[StageState, ...]
+
+
+def joined(heads: Sequence[StateHead], parts: int) -> JoinedState:
+    """Join the states that rank 0's processes have described, for so many parts. Raises CheckpointError."""
+    for head in heads:
+        if len(head.parts) != parts:
+            raise CheckpointError(
+                f"rank 0 has cut the state for {len(head.parts)} processes, and {parts} have written it"
+            )
+    if len(heads) == 1:
+        return JoinedState(heads[0].state, heads[0].registered, heads[0].tensors, heads[0].parts, ())
+    return JoinedState(
+        b"",
+        b"",
+        tuple(tensor for head in heads for tensor in head.tensors),
+        tuple(tuple(piece for head in heads for piece in head.parts[number]) for number in range(parts)),
+        tuple(StageState(head.processes, len(head.tensors), head.state, head.registered) for head in heads),
+    )
 
 
 class Own(msgspec.Struct, frozen=True):
     """The content of one worker's own file: state that no other worker has."""
 
     random: dict[str, bytes]  # states of random generators, by the generator's name
-    head: StateHead | None = None  # only in the file of rank 0: of its first process
+    head: StateHead | None = None  # only in the files of rank 0: of the first process of each stage
     layout: str = ""  # checksum of the tensors and parts that this process knows; empty: of the one process of a worker
+    stage: int = 0  # number of the stage that this process belongs to
 
 
 class PartCopy(msgspec.Struct, frozen=True):
@@ -102,24 +133,41 @@ def cut(
     workers: int,
     processes: int = 1,
     holdings: Holdings | None = None,
+    holders: Sequence[int] = (),
 ) -> PartPlan:
-    """Return the slices of each part. The result depends on the tensors alone, so all workers cut alike."""
-    of_process = [_of_process(late, workers, process, holdings or {}) for process in range(processes)]
-    rows = [of_process[process][worker] for worker in range(workers) for process in range(processes)]
+    """Return the slices of each part. The result depends on the tensors alone, so all workers cut alike.
+
+    `holders`: the processes of each worker that hold these tensors, in order; by default all. Others write nothing.
+    """
+    holders = holders or range(processes)
+    of_process = {
+        process: _of_process(late, workers, process, holdings or {}, all_others=process == holders[0])
+        for process in holders
+    }
+    nothing: _OfWorkers = [((), ())] * workers
+    rows = [of_process.get(process, nothing)[worker] for worker in range(workers) for process in range(processes)]
     first = tuple(Slice(tensor.name, 0, tensor.bytes) for tensor in early if tensor.bytes)
     slices, here = ([row[which] for row in rows] for which in (0, 1))
-    return PartPlan(((*first, *slices[0]), *slices[1:]), ((*first, *here[0]), *here[1:]))
+    for each in (slices, here):
+        each[holders[0]] = (*first, *each[holders[0]])
+    return PartPlan(tuple(slices), tuple(here))
+
+
+_OfWorkers = list[tuple[tuple[Slice, ...], tuple[Slice, ...]]]
 
 
 def _of_process(
-    late: Sequence[StoredTensor], workers: int, process: int, holdings: Holdings
-) -> list[tuple[tuple[Slice, ...], tuple[Slice, ...]]]:
-    """Return for each worker what this process of it writes: as slices of whole tensors, and as they lie here."""
+    late: Sequence[StoredTensor], workers: int, process: int, holdings: Holdings, *, all_others: bool
+) -> _OfWorkers:
+    """Return for each worker what this process of it writes: as slices of whole tensors, and as they lie here.
+
+    `all_others`: it also writes the tensors that are not in `holdings`.
+    """
     held = {name: by_process[process] for name, by_process in holdings.items()}
     mine = [
         msgspec.structs.replace(one, bytes=sum(run.length for run in held[one.name])) if one.name in held else one
         for one in late
-        if one.name in held or not process
+        if one.name in held or all_others
     ]
     found = []
     for here in shares(mine, workers):

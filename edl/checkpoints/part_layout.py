@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from edl.checkpoints.checkpoint_names import CheckpointName
-from edl.checkpoints.manifest import FORMAT, PLAIN, Broken, Slice, StoredTensor, stored_type
+from edl.checkpoints.manifest import PLAIN, Broken, Slice, StoredTensor, stored_type
 
+FORMAT = 2  # of a part; the folder's own may be a newer one
 HEADER_ALIGNED = 64  # contents begin at a multiple of this, so that elements of any type are aligned
 
 

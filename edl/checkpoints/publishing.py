@@ -8,6 +8,7 @@ when a manifest is written (`edl.core.checkpoint`), nor its form (`edl.checkpoin
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from edl.checkpoints.checkpoint_reader import newest, open_checkpoint
 from edl.checkpoints.checkpoint_storage import NotAFile
 from edl.checkpoints.checkpoint_writer import publish
 from edl.checkpoints.manifest import Manifest, StoredFile, StoredPart
-from edl.checkpoints.part_files import Own, StateHead
+from edl.checkpoints.part_files import Own, StateHead, joined
 from edl.errors import CheckpointError
 from edl.protocol.checkpoint_record import FileInfo, Saving
 from edl.protocol.record import Record
@@ -36,11 +37,8 @@ def publish_saving(record: Record, now: float) -> None:
     folder, name = placed(saving.path)
     by_worker = [part.info.files for part in saving.parts]  # of each process two
     parts, own = ([file for files in by_worker for file in files[which::2]] for which in (0, 1))
-    head = _head(folder, name, by_worker[0][1::2])
-    if len(head.parts) != len(parts):
-        raise CheckpointError(
-            f"rank 0 has cut the state for {len(head.parts)} processes, and {len(parts)} have written it"
-        )
+    heads = _heads(folder, name, by_worker[0][1::2])
+    state = joined(heads, len(parts))
     ledger = saving.ledger
     manifest = Manifest(
         job=record.job,
@@ -53,14 +51,15 @@ def publish_saving(record: Record, now: float) -> None:
         batch=0 if ledger is None else sum(member.batch for member in ledger.members),
         at=now,
         edl=edl.__version__,
-        framework=head.framework,
-        versions=head.versions,
+        framework=heads[0].framework,
+        versions=heads[0].versions,
         ledger=ledger,
-        state=head.state,
-        registered=head.registered,
-        tensors=head.tensors,
-        parts=tuple(StoredPart.of(_stored(part), slices) for part, slices in zip(parts, head.parts, strict=True)),
+        state=state.state,
+        registered=state.registered,
+        tensors=state.tensors,
+        parts=tuple(StoredPart.of(_stored(part), slices) for part, slices in zip(parts, state.parts, strict=True)),
         own=tuple(map(_stored, own)),
+        stages=state.stages,
     )
     publish(folder, manifest)
 
@@ -70,16 +69,20 @@ def remove_old(saving: Saving, keep: int) -> None:
     prune(placed(saving.path)[0], keep)
 
 
-def _head(folder: JobFolder, name: CheckpointName, of_rank_0: Sequence[FileInfo]) -> StateHead:
-    """Return the description of the state, on which all processes of rank 0 agree."""
-    first, *others = [_own(folder, name, own) for own in of_rank_0]
-    if first.head is None:
-        raise CheckpointError(f"{folder.path(name)}/{of_rank_0[0].name} does not say what the state is")
-    if any(other.layout != first.layout for other in others):
+def _heads(folder: JobFolder, name: CheckpointName, of_rank_0: Sequence[FileInfo]) -> list[StateHead]:
+    """Return the description of the state, or that of each stage, on which all processes of it at rank 0 agree."""
+    by_stage: dict[int, list[Own]] = defaultdict(list)
+    for own in (_own(folder, name, one) for one in of_rank_0):
+        by_stage[own.stage].append(own)
+    heads = [first.head for first, *_ in by_stage.values() if first.head is not None]
+    if len(heads) < len(by_stage):
+        raise CheckpointError(f"{folder.path(name)}: the first process of a worker does not say what the state is")
+    if any(own.layout != first.layout for first, *others in by_stage.values() for own in others):
         raise CheckpointError(
-            "the processes of a worker do not have the same tensors, as those of a pipeline: such a model is not saved"
+            "processes of a worker that hold one model, by a mesh, among= or the same tensors, do not hold the same: "
+            "such a model is not saved; build it alike on all of them, or keep other tensors under other names"
         )
-    return first.head
+    return heads
 
 
 def _own(folder: JobFolder, name: CheckpointName, own: FileInfo) -> Own:

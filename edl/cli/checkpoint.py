@@ -166,7 +166,7 @@ def _batch(told: Manifest) -> str:
 
 
 def _sorts(told: Manifest) -> Iterator[tuple[str, int, int]]:
-    for belongs in ("model", "optimizer", "registered"):
+    for belongs in ("model", "stage", "optimizer", "registered"):
         sizes = [tensor.bytes for tensor in told.tensors if tensor.belongs == belongs]
         if sizes:
             yield belongs, len(sizes), sum(sizes)

@@ -211,7 +211,7 @@ def status(arguments: argparse.Namespace) -> int:
     tables.say("  jobs " + (", ".join(f"{count} {phase}" for phase, count in sorted(found.jobs.items())) or "none"))
     rows = [
         (node.name, str(len(node.devices)), str(len(node.held)), "there" if node.agent else "away",
-         "-" if node.left_out_until is None else _hour(node.left_out_until), " ".join(sorted(node.held.values())))
+         "-" if node.left_out_until is None else _hour(node.left_out_until), " ".join(sorted(set(node.held.values()))))
         for node in found.nodes
     ]  # fmt: skip
     tables.table(("node", "devices", "held", "agent", "left out until", "workers"), rows)

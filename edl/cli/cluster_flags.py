@@ -224,7 +224,7 @@ def add_submit(found: Commands) -> None:
     add_value(parser, "--name", "NAME", text, also=("--job",))
     add_values(parser, SUBMIT_FLAGS, groups)
     add_list(parser, "--env", "NAME[=VALUE]", "environment variable of the job")
-    add_settings(groups["np"], "np", "min_workers", "max_workers")
+    add_settings(groups["np"], "np", "min_workers", "max_workers", "processes")
     add_switch(groups["np"], "--spread", "spread the workers over as many nodes as possible, instead of as few")
     add_settings(parser, "checkpoint", "warm_starts")
     _add_reach(parser)

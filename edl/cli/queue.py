@@ -68,6 +68,7 @@ def _wish(arguments: argparse.Namespace, settings: Settings) -> JobWish:
         deadline_s=seconds(arguments.deadline, "--deadline"),
         checkpoint=settings.checkpoint,
         spread=arguments.spread,
+        processes=settings.processes,
         environ={
             **_environ(os.environ, arguments.env, remote=remote),
             "EDL_WARM_STARTS": settings.warm_starts,
@@ -191,7 +192,10 @@ def show_job(job: JobShown) -> None:
     asked = f", {job.wanted} asked for since" if job.wanted else ""
     tables.say(f"job {job.name}: {job.state}{why}", COLOURS.get(job.state, ""))
     tables.say(f"  command {' '.join(job.command)}   in {job.folder}")
-    tables.say(f"  user {job.user}   priority {job.priority}   workers {job.np}, {job.min_np} to {job.max_np}{asked}")
+    of = f" of {job.processes} processes" if job.processes > 1 else ""
+    tables.say(
+        f"  user {job.user}   priority {job.priority}   workers {job.np}, {job.min_np} to {job.max_np}{of}{asked}"
+    )
     tables.say(
         f"  step {job.step}   lives {job.lives}   preempted {job.preemptions} times   tries left {job.tries_left}"
     )
@@ -205,7 +209,7 @@ def show_job(job: JobShown) -> None:
         tables.say(f"  device-seconds: {used}")
     for worker in job.workers:
         goes = "" if worker.wish == "run" else ": is to go"
-        tables.say(f"  {worker.id} on {worker.node}, device {worker.device}{goes}")
+        tables.say(f"  {worker.id} on {worker.node}, {worker.on}{goes}")
     for event in job.events:
         tables.say(f"{time.strftime('%H:%M:%S', time.localtime(event.ts))}  {event.kind:<16}  {event.words}")
 

@@ -39,7 +39,7 @@ from edl.control_characters import visible
 from edl.daemon.policy_loader import tabulated, try_policy
 from edl.errors import CheckpointError, ConfigError, UsageError, did_you_mean
 from edl.host.host_processes import raise_open_files
-from edl.host.imported_modules import check_parent
+from edl.host.memory_folders import check_parent
 from edl.launch import export_process
 from edl.launch.child_worker import search_path
 from edl.launch.job_records import Folder, launch_record, new_name

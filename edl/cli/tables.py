@@ -16,7 +16,6 @@ from edl.events import details_of
 from edl.facts import counted as counted  # noqa: PLC0414 - for the commands, too
 from edl.facts import told
 from edl.launch.job_records import LaunchRecord
-from edl.protocol.checkpoint_record import SavingFailure
 from edl.protocol.data_nouns import DataCounts, StreamCounts
 from edl.protocol.record import OVER, JobState, SavingStatus, Status, WorkerState, WorkerStatus
 
@@ -59,7 +58,7 @@ def show_status(status: Status) -> None:
     if status.data is not None:
         show_data(status, status.data, over=over)
     if status.saving is not None:
-        say(f"  checkpoints {checkpoints(status.saving)}{failed_checkpoints(status.saving.failed)}")
+        say(f"  checkpoints {checkpoints(status.saving)}{failed_checkpoints(status)}")
     if status.migration is not None:
         to = ", ".join(map(str, status.migration.to))
         say(f"  moving from {status.migration.host} to {to}: {moving(status)}")
@@ -106,12 +105,14 @@ def checkpoints(saving: SavingStatus) -> str:
     return "; ".join([part for part in (by_time, by_steps) if part] + [newest])
 
 
-def failed_checkpoints(failed: SavingFailure | None) -> str:
+def failed_checkpoints(status: Status) -> str:
     """Describe on a line of its own the failures to save since the last durable checkpoint; "" if there are none."""
+    failed = None if status.saving is None else status.saving.failed
     if failed is None:
         return ""
     times = "the last one" if failed.times == 1 else f"the last {failed.times}"
-    return f"\n  checkpoints fail: {times} came to nothing, the job trains on and tries again: {failed.reason}"
+    goes_on = "" if status.state in OVER else ", the job trains on and tries again"
+    return f"\n  checkpoints fail: {times} came to nothing{goes_on}: {failed.reason}"
 
 
 def show_records(records: Sequence[LaunchRecord]) -> None:

@@ -193,7 +193,9 @@ def offer(cluster: ClusterView, jobs: Sequence[JobView], reach: int, aim: Aim) -
     wide = np.concatenate(
         [np.broadcast_to(steps, (len(jobs), len(steps))), least[:, None], most[:, None], present[:, None]], 1
     )
-    return Offer(jobs, rates, np.clip(wide, least[:, None], most[:, None]))
+    allowed = np.clip(wide, least[:, None], most[:, None])
+    beyond = allowed % np.array([job.each for job in jobs], dtype=np.int64)[:, None]
+    return Offer(jobs, rates, allowed - beyond)
 
 
 def known_to(rates: Rates) -> int:

@@ -1,8 +1,9 @@
 """The view that a policy has of a cluster: nodes, jobs with their limits, each job's speed; and a policy's decision.
 
-The simulator makes the same views from a trace as a scheduler makes from live jobs. A worker takes one device. Owns:
-the forms, and speeds that need no fit. Does not own: speeds that are fitted (`edl.cluster.speed_analyzer`), nor the
-policies.
+The simulator makes the same views from a trace as a scheduler makes from live jobs. A worker of several processes takes
+as many devices of one node; so that no policy need know of that, a view counts a job's workers by the devices that they
+take, and whole workers are multiples of `JobView.each`. Owns: the forms, and speeds that need no fit. Does not own:
+speeds that are fitted (`edl.cluster.speed_analyzer`), nor the policies.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from edl.errors import ConfigError
 
-Placement = dict[str, int]  # node -> workers there
+Placement = dict[str, int]  # node -> workers there; in a view, and where nodes are chosen: their devices
 
 
 class Provenance(StrEnum):
@@ -67,6 +68,7 @@ class JobView(msgspec.Struct, frozen=True):
     smallest: int  # all of them at once, or none: it cannot run with fewer
     largest: int
     speed: Speed
+    each: int = 1  # devices of a worker; all counts of workers here are counts of devices, and multiples of it
     batch: int = 0  # the batch that its owner asked for; 0: its own
     user: str = ""
     priority: int = 0  # higher ones first
@@ -93,6 +95,10 @@ class JobView(msgspec.Struct, frozen=True):
     @property
     def running(self) -> bool:
         return self.workers > 0
+
+    def whole(self, devices: int) -> int:
+        """Return the devices of as many whole workers as `devices` are enough for."""
+        return devices - devices % self.each
 
     def waited_by(self, now: float) -> float:
         """Return the seconds without workers, in all. Nothing else in the view of a waiting job changes while it
@@ -125,7 +131,7 @@ class ClusterView(msgspec.Struct, frozen=True):
 
 
 class Allotment(msgspec.Struct, frozen=True):
-    """The workers and the batch of one job from now on."""
+    """The workers and the batch of one job from now on. Workers are counted as in its view."""
 
     workers: int
     batch: int = 0  # of all workers together; 0: the job's own
@@ -181,6 +187,27 @@ class Table:
                 provenance=(self._provenance,) * most,
             )
         return self._last
+
+
+class PerDevice:
+    """The speed of a job whose workers take `each` devices, by devices: what whole workers leave over adds nothing."""
+
+    def __init__(self, speed: Speed, each: int) -> None:
+        self._speed, self._each = speed, each
+
+    def rates(self, most: int, devices: int, aim: Aim = Aim.PROGRESS) -> Rates:
+        each = self._each
+        found = self._speed.rates(max(1, most // each), max(1, devices // each), aim)
+        workers = np.arange(1, most + 1) // each
+        at = np.maximum(workers, 1) - 1
+        none = workers == 0
+        return Rates(
+            progress=np.where(none, 0.0, found.progress[at]),
+            throughput=np.where(none, 0.0, found.throughput[at]),
+            batch=found.batch[at],
+            sigma=found.sigma[at],
+            provenance=tuple(found.provenance[one] for one in at.tolist()),
+        )
 
 
 class Guess:

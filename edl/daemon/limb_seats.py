@@ -19,6 +19,7 @@ from edl.core.worker.limb_statuses import combined, ends_worker
 from edl.core.worker.next_move import NEVER
 from edl.host.host_processes import LIFE, halted, used_by, watch_exit, watch_life
 from edl.protocol import trainer_messages as say
+from edl.protocol.leader_messages import Phase, clipped
 from edl.protocol.tally import LimbSeen
 from edl.transport.pipe import Connection
 from edl.transport.shared_page import SharedPage
@@ -89,7 +90,7 @@ class LimbSeats:
 
     @property
     def status(self) -> say.TrainerStatus:
-        return combined([seat.status_in_full() for _, seat in sorted(self._seats.items())])
+        return self._placed(combined([seat.status_in_full() for _, seat in sorted(self._seats.items())]))
 
     def send(self, message: msgspec.Struct) -> None:
         for seat in self._seats.values():
@@ -163,6 +164,27 @@ class LimbSeats:
     def halted(self) -> str:
         """Say what the system holds a process up by."""
         return next((word for seat in self._seats.values() if (word := halted(seat.pid))), "")
+
+    def _placed(self, status: say.TrainerStatus) -> say.TrainerStatus:
+        """Let the status say where each process stands, where they stand apart: then each may wait for another."""
+        places = self._places()
+        if places and status.phase is Phase.FAILED:
+            return msgspec.structs.replace(status, reason=clipped(f"{status.reason} (at {places})"))
+        if places and status.whereabouts is not None:
+            stands = msgspec.structs.replace(status.whereabouts, place=clipped(places))
+            return msgspec.structs.replace(status, whereabouts=stands)
+        return status
+
+    def _places(self) -> str:
+        """Say at which lines the processes stand; empty: at the same one, or some have not told where they are."""
+        stand: dict[int, str] = {}
+        for limb, seat in sorted(self._seats.items()):
+            told = seat.status.whereabouts
+            if told is not None and told.step == seat.page.step + 1:
+                stand[limb] = told.place
+        if len(stand) < self._processes or len(set(stand.values())) < 2:
+            return ""
+        return ", ".join(f"{place} in process {limb}" for limb, place in stand.items())
 
     def _watch(self, seat: LimbSeat) -> None:
         self._watches.append(watch_exit(seat.pid, lambda _: self._exited(seat)).cancel)

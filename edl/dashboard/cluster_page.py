@@ -143,7 +143,12 @@ def _lane(node: NodeStatus, device: int, bars: list[HeldBar]) -> DeviceLane:
 def _bars(jobs: Sequence[JobShown], begin: float, now: float) -> dict[tuple[str, int], list[HeldBar]]:
     """Return the bars by node and device; the newest ones if there are very many."""
     spans = [(one.ended, one.began, one.node, one.device, one.worker, job.name) for job in jobs for one in job.held]
-    spans += [(now, one.began, one.node, one.device, one.id, job.name) for job in jobs for one in job.workers]
+    spans += [
+        (now, one.began, one.node, device, one.id, job.name)
+        for job in jobs
+        for one in job.workers
+        for device in one.devices
+    ]
     found: dict[tuple[str, int], list[HeldBar]] = {}
     for ended, began, node, device, worker, job in sorted(spans, reverse=True)[:MOST_BARS]:
         if ended <= begin:
@@ -168,7 +173,8 @@ def _listed(jobs: Sequence[JobShown]) -> list[JobShown]:
 
 def _row(job: JobShown) -> QueueRow:
     bounds = "" if job.min_np == job.max_np else f" ({job.min_np}-{job.max_np})"
-    workers = f"{len(job.workers)} of {job.wanted or job.np}{bounds}"
+    of = f", {job.processes} processes each" if job.processes > 1 else ""
+    workers = f"{len(job.workers)} of {job.wanted or job.np}{bounds}{of}"
     reason = clipped(job.reason)
     return QueueRow(
         job.name, job.user, job.priority, job.state, workers, job.step, lasting(job.waited_s), reason,

@@ -25,7 +25,7 @@ import msgspec
 
 from edl.config.settings import OWN_HOME, check_home
 from edl.errors import ConfigError, UsageError
-from edl.host.imported_modules import make_folder
+from edl.host.memory_folders import make_folder
 
 FUNCTION = "function"
 

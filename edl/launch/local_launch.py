@@ -29,7 +29,8 @@ from edl.clock import SystemClock
 from edl.config import Settings, scrubbed
 from edl.errors import ConfigError, EdlError, JobFailed
 from edl.host.host_processes import wait_exit
-from edl.host.imported_modules import make_folder, sweep
+from edl.host.memory_folders import make_folder, sweep
+from edl.host.visible_gpus import VISIBLE, choose_gpus, count_gpus, told_of, visible_gpus
 from edl.launch.child_worker import LimbProcesses, Worker, WorkerProcess, WorkersTold, search_path, start_process
 from edl.launch.forking import Forks
 from edl.launch.job_coordinator import coordinator_of
@@ -118,6 +119,8 @@ class Launch:
         self._printer = printer
         self._workers: list[Worker | LimbProcesses] = []
         self._meetings: Path | None = None  # folder where processes of one worker find each other
+        self._visible = visible_gpus(os.environ, count_gpus())
+        self._gpus: dict[int, tuple[str, ...]] = {}  # of each worker of several processes that runs, by slot
         self._told = WorkersTold(WorkerNumbers(), ToldOnce())
         self._job: JobClient | None = None
         self._watch: JobWatch | None = None
@@ -240,7 +243,8 @@ class Launch:
         if self._meetings is None:
             self._meetings = make_folder()
         worker_id = f"w{secrets.token_hex(4)}"
-        shared = {**environ, "EDL_WORKER_ID": worker_id, "EDL_MEETING": str(self._meetings / worker_id)}
+        ours = {"EDL_WORKER_ID": worker_id, "EDL_MEETING": str(self._meetings / worker_id), **self._take_gpus(slot)}
+        shared = {**environ, **ours}
         limbs = []
         for limb in range(self._settings.processes):
             process = self._started({**shared, "EDL_LIMB": str(limb)})
@@ -250,12 +254,22 @@ class Launch:
         worker.when_exited(lambda slot, code: self._exited(slot, worker.pids, code))
         self._workers.append(worker)
 
+    def _take_gpus(self, slot: int) -> dict[str, str]:
+        """Give a worker GPUs of its own: its processes choose among them by LOCAL_RANK, their number within it."""
+        taken, processes = list(self._gpus.values()), self._settings.processes
+        if line := told_of(self._visible, processes, taken):
+            self._printer.say(line)
+        chosen = choose_gpus(self._visible, processes, taken)
+        self._gpus[slot] = chosen
+        return {VISIBLE: ",".join(chosen)} if chosen else {}
+
     def _started(self, environ: Mapping[str, str]) -> WorkerProcess:
         return self._forks.start(environ) or start_process(self.record.command, environ)
 
     def _exited(self, slot: int, pids: Sequence[int], code: int) -> None:
         for pid in pids:
             self._forks.ended(pid, code)
+        self._gpus.pop(slot, None)
         self._inbox.put_nowait(WorkerExited(slot, code))
 
     def _environ(self, slot: int) -> dict[str, str]:

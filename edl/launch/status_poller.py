@@ -225,4 +225,5 @@ def job_seen(status: Status) -> JobSeen:
         resumed=status.resumed,
         base=status.base,
         ring=status.ring,
+        unsaved=status.saving.failed.reason if status.saving is not None and status.saving.failed is not None else "",
     )

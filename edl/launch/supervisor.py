@@ -406,7 +406,8 @@ class Supervisor:
         """Return the verdict on a finished job: a failure if a worker ended badly after telling of a good end."""
         bad = next((reason for pid, reason in self._gone.items() if pid in self._job.done), None)
         if bad is None:
-            return _finished()
+            unsaved = self._job.unsaved
+            return _finished(f"it has finished, and its last checkpoint came to nothing: {unsaved}" if unsaved else "")
         return LaunchVerdict(1, "failed", f"{bad}, after it had told the job of a good end", cause=SPENT)
 
     def _failed(self, reason: str) -> LaunchVerdict:

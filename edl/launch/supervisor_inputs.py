@@ -68,6 +68,7 @@ class JobSeen(msgspec.Struct, frozen=True):
     resumed: str = ""  # the checkpoint that it goes on from
     base: int = 0  # the step of that
     ring: str = ""  # what gradients are averaged by
+    unsaved: str = ""  # why its newest checkpoint came to nothing, unless a later one is durable
     asked_more: int = 0  # workers that requests have added to the target so far; it only grows
 
 

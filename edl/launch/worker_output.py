@@ -10,13 +10,15 @@ import contextlib
 import math
 import os
 import queue
+import re
 import select
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-OWN = b">:edl: "  # between a prefix and what edl itself says in a worker
+SAID = b"edl: "  # what edl itself says in a worker begins so
+OWN = re.compile(rb">:(?:\[rank\d+\]: )?edl: (.*)")  # after our prefix, and PyTorch's in a worker of several processes
 KEPT_BYTES = 4 << 20  # of one file of two
 LONGEST_LINE = 65_536  # bytes; a longer line is cut, so that a stream without line ends takes no memory without bound
 
@@ -91,13 +93,13 @@ class ToldOnce:
 
     def lines(self, piece: bytes, of: LinePrefixer) -> bytes:
         """Return the lines with the prefix of `of`, without those that another worker has printed."""
-        if OWN not in piece:  # as nearly always
+        if SAID not in piece:  # as nearly always
             return piece
         return b"".join(line for line in piece.splitlines(keepends=True) if self._is_new(line, of))
 
     def _is_new(self, line: bytes, of: LinePrefixer) -> bool:
-        _, own, said = line.partition(OWN)
-        return not own or self._told.setdefault(said.rstrip(), of) is of
+        own = OWN.search(line)
+        return own is None or self._told.setdefault(own[1].rstrip(), of) is of
 
 
 class Sink:

@@ -90,7 +90,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
             elastic.init(**joining)
         elif joining:
             raise UsageError(f"EdlStrategy({', '.join(joining)}=...): edl.init() was called before; say it there")
-        seat.check_alone("EdlStrategy")
+        seat.seating.check_alone("EdlStrategy")
         self.cluster_environment = LightningEnvironment()  # else Slurm's environment might requeue the job by itself
         self._devices: list[Any] = []
         self._parts: StepParts | None = None

@@ -170,7 +170,7 @@ class JobClient:
         """Ask the leader to save the job; with the same id again, ask whether the checkpoint is durable. Raises
         JobFailed, PeerError as `stop`.
         """
-        reply = await self._ask_while_young(say.AskCheckpoint(request), timeout_s)
+        reply = await self._ask_until_taken(say.AskCheckpoint(request), timeout_s)
         if isinstance(reply, say.SaveTold):
             return reply
         raise JobFailed(f"job {self._job}: {_reason(reply)}")
@@ -179,7 +179,7 @@ class JobClient:
         """Ask the leader to move all workers off a host; return True once they have left. Repeat the call with the same
         id to ask again. Raises ScaleRejected, JobFailed, and PeerError as `stop`.
         """
-        reply = await self._ask_while_young(asked, timeout_s)
+        reply = await self._ask_until_taken(asked, timeout_s)
         if isinstance(reply, say.MoveTold):
             return reply.done
         raise ScaleRejected(_reason(reply))
@@ -198,7 +198,7 @@ class JobClient:
         """Ask for `size` workers. The newest request counts. `unanswered` is called with the error of each try that
         has no answer. Raises ScaleRejected, JobFailed, and PeerError as `stop`.
         """
-        reply = await self._ask_while_young(say.AskScale(size, _new_id()), timeout_s, unanswered)
+        reply = await self._ask_until_taken(say.AskScale(size, _new_id()), timeout_s, unanswered)
         if isinstance(reply, Ack):
             return reply
         raise ScaleRejected(_reason(reply))
@@ -274,7 +274,7 @@ class JobClient:
             return Retry(reply.reason)
         raise ScaleRejected(_reason(reply))
 
-    async def _ask_while_young(
+    async def _ask_until_taken(
         self, body: say.Request, timeout_s: float, unanswered: Callable[[Exception], object] = lambda _: None
     ) -> say.Reply:
         """Repeat a request while its answer is that a later one may be taken, as of a job without workers yet; return

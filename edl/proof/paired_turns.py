@@ -80,6 +80,7 @@ def paired_turns(
         folder = Path(name)
         environ = {**os.environ, "EDL_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1", "TMPDIR": name}
         logs = {kind: folder / f"{kind}.log" for kind in ways}
+        started: dict[str, subprocess.Popen[bytes]] = {}
         for kind, way in ways.items():
             words = model.words(turns, str(folder), kind, device)
             command = [*INTERRUPTED_WITH_PARENT, *way, str(model.script), *words]
@@ -88,12 +89,20 @@ def paired_turns(
                     command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
             jobs.callback(_end, job)
+            started[kind] = job
 
         def begin(turn: str) -> None:
             (folder / turn).touch()
 
-        limits = TurnLimits(turns, workers, within_s)
-        return alternate(folder, list(ways), limits, begin, lambda kind: logs[kind].read_text(errors="replace"))
+        def said(kind: str) -> str:
+            return logs[kind].read_text(errors="replace")
+
+        def look() -> None:
+            for kind, job in started.items():
+                if job.poll():  # one that has trained all its turns ends well
+                    raise EdlError(f"{kind}: ended with {job.returncode}:\n{said(kind)[-2000:]}")
+
+        return alternate(folder, list(ways), TurnLimits(turns, workers, within_s), begin, said, look)
 
 
 class TurnLimits(msgspec.Struct, frozen=True):

@@ -260,6 +260,7 @@ class Record(msgspec.Struct, frozen=True):
     failed_by: FailedBy = FailedBy.FAULT  # of a job that has failed
     asked_batch: int = 0  # samples a step, of all workers, that people asked for since; 0: as `job_policy` says
     tally: Tally = Tally()
+    bits: str = ""  # what the workers say of them, as `Status.bits`
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

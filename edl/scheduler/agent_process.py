@@ -168,7 +168,7 @@ class AgentProcess:
         else:
             if pid is None:
                 return self._machine.handle(WorkerClaimed(order.id), self._now())
-            logger.info("%s is started: pid %d, device %d", order.id, pid, order.device)
+            logger.info("%s is started: pid %d, devices %s", order.id, pid, order.devices)
             return self._machine.handle(WorkerBegan(order.id, pid), self._now())
         return self._machine.handle(WorkerGone(order.id, known), self._now())
 
@@ -213,7 +213,8 @@ def worker_environ(
         "EDL_WORKER_ID": order.id,
         "EDL_CHECKPOINT": asked.checkpoint or str(home.checkpoints(asked.name)),
         "EDL_LIFE": str(order.saved_life),
-        "CUDA_VISIBLE_DEVICES": str(order.device),
+        "EDL_PROCESSES": str(asked.processes),
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, order.devices)),
         "PYTHONUNBUFFERED": "1",
         "PATH": search_path(given),
     }

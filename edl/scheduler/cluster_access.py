@@ -15,9 +15,9 @@ import msgspec
 
 from edl.cluster.queue import job_view
 from edl.cluster.queue.job_view import JobShown, shown
-from edl.cluster.queue.submission import JobWish, submission
+from edl.cluster.queue.submission import JobWish, check_fits, submission
 from edl.config import Settings
-from edl.errors import ConfigError, UsageError
+from edl.errors import UsageError
 from edl.scheduler.cluster_client import PATIENCE_S, ClusterClient, ClusterStatus, opened
 from edl.scheduler.cluster_home import ClusterHome
 from edl.scheduler.worker_logs import LogPiece, LogPlace, Printed, marked_lines
@@ -73,9 +73,7 @@ class ClusterHere:
         assert wish.user is not None
         asked = submission(wish, wish.user, time.time())
         async with opened(self._home, connect_timeout_s=PATIENCE_S) as client:
-            devices = sum(len(node.devices) for node in client.config.nodes)
-            if asked.min_np > devices:
-                raise ConfigError(f"--min-np {asked.min_np}: the cluster has {devices} devices: it would never begin")
+            check_fits(asked, [len(node.devices) for node in client.config.nodes], flags=True)
             await client.submit(asked, wish.environ)
 
     def jobs(self) -> tuple[JobShown, ...]:

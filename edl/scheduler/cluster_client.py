@@ -178,7 +178,8 @@ async def _set_within(event: asyncio.Event, seconds: float) -> None:
 
 
 def _node(report: NodeReport, there: bool, jobs: list[JobEntry], left_out_until: float | None) -> NodeStatus:
-    held = {str(one.device): one.id for job in jobs for one in job.workers if one.node == report.node}
+    here = [one for job in jobs for one in job.workers if one.node == report.node]
+    held = {str(device): one.id for one in here for device in one.devices}
     return NodeStatus(report.node, report.devices, there, held, left_out_until)
 
 

@@ -26,6 +26,7 @@ from edl.coordination.coordinator_settings import ETCD, Coordinator
 from edl.coordination.local_coordinator import choose, lasting_socket
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 from edl.host.network import LOOPBACK, family_of
+from edl.host.visible_gpus import count_gpus
 from edl.scheduler import engine_registry, worker_folders
 from edl.scheduler.cluster_client import ClusterClient, opened
 from edl.scheduler.cluster_home import ClusterConfig, ClusterHome, HttpGiven, NodeGiven, put, put_once
@@ -149,9 +150,7 @@ def _any_port(address: str) -> int:
 
 def devices_here() -> int:
     """GPUs of this machine, else its cores."""
-    gpus = Path("/proc/driver/nvidia/gpus")
-    found = len(list(gpus.iterdir())) if gpus.is_dir() else 0
-    return found or len(os.sched_getaffinity(0))
+    return count_gpus() or len(os.sched_getaffinity(0))
 
 
 async def start(home: ClusterHome, config: ClusterConfig, say: Say) -> None:

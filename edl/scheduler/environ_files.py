@@ -125,8 +125,8 @@ def _share(name: str) -> QueueShare:
 
 # Settings that are the cluster's to give to each life of a job, whatever this shell has, or the worker that this is.
 OF_THE_LIFE = frozenset(
-    ("job", "secret_file", "np", "min_workers", "max_workers", "resume_from", "life", "batch_size", "stand_in",
-     "driver_slot")
+    ("job", "secret_file", "np", "min_workers", "max_workers", "processes", "limb", "meeting", "resume_from", "life",
+     "batch_size", "stand_in", "driver_slot")
 )  # fmt: skip
 KEPT_OUT = frozenset(("EDL_HOME", "EDL_WORKER_ID", "EDL_LAUNCH", "EDL_SLOT", "EDL_CLUSTER_OWN")) | {
     name for setting in TABLE if setting.field in OF_THE_LIFE for name in setting.variables

@@ -31,7 +31,7 @@ from edl.launch.job_processes import MARK, is_running
 from edl.scheduler import worker_folders
 from edl.scheduler.cluster_home import put
 from edl.scheduler.worker_engine import Ended, Start
-from edl.scheduler.worker_folders import WorkerFolders, device_of, evidence, mark_of, path_here, script_of
+from edl.scheduler.worker_folders import WorkerFolders, devices_of, evidence, mark_of, path_here, script_of
 
 logger = logging.getLogger("edl")
 
@@ -102,12 +102,12 @@ class LocalEngine:
         """Return what has become of a worker, also where its agent died before it wrote down the warden's pid."""
         pid, started = _warden(folder)
         alive = bool(pid and is_running(pid, started)) or worker_folders.lives(folder)
-        device = device_of(folder)
+        devices = devices_of(folder)
         if alive:
             self._watch(folder.name, pid if pid and is_running(pid, started) else 0)
-            return WorkerFound(folder.name, device, pid, None)
+            return WorkerFound(folder.name, devices, pid, None)
         self._folders.withdraw(folder.name)
-        return WorkerFound(folder.name, device, pid, evidence(folder))
+        return WorkerFound(folder.name, devices, pid, evidence(folder))
 
     def _watch(self, worker: str, pid: int) -> None:
         self._watches[worker] = asyncio.create_task(self._wait(worker, pid), name=f"worker {worker}")
@@ -176,8 +176,10 @@ class WarmJobs:
         return await job.forks.start_warden(warden, start.order.id)
 
     def began(self, start: Start, folder: Path) -> None:
-        """Note that a worker lives, however it was started."""
+        """Note that a worker lives, however it was started. Workers of several processes are not forked."""
         name, asked = start.order.job, start.asked
+        if asked.processes > 1:
+            return
         if name not in self._jobs:
             wanted = start.environ.get("EDL_WARM_STARTS", "on")
             place = CommandPlace(start.environ, Path(asked.folder))

@@ -113,8 +113,8 @@ class QueueStore:
 
     async def submit(self, asked: Submission, environ: Mapping[str, str]) -> None:
         """Raises UsageError where the name is taken, QueueFull, ConfigError."""
-        at, words = asked.submitted, f"{asked.np} workers, {asked.min_np} to {asked.max_np}"
-        story = (QueueEvent(at, "job_queued", asked.name, words),)
+        at = asked.submitted
+        story = (QueueEvent(at, "job_queued", asked.name, asked.workers_in_words),)
         entry = JobEntry(asked, since=at, since_phase=at, tries_left=RetryRules().tries, story=story)
         size = len(msgspec.json.encode(entry))
         if size > ENTRY_BYTES:  # it grows: with its workers, its story
@@ -202,9 +202,9 @@ class QueueStore:
         for worker in [worker for job in await self.jobs() for worker in job.workers]:
             if worker.node not in nodes:
                 raise QueueRefused(f"node {worker.node} still has worker {worker.id}: name it in --nodes too")
-            if worker.device not in nodes[worker.node]:
+            if lacking := {*worker.devices} - {*nodes[worker.node]}:
                 raise QueueRefused(
-                    f"worker {worker.id} still has device {worker.device} of node {worker.node}: "
+                    f"worker {worker.id} still has device {min(lacking)} of node {worker.node}: "
                     "give --nodes as they were before, or end it by `edl cluster stop --now`"
                 )
         for node in await self.store.children(REPORTS):

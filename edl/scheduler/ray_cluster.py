@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import signal
 import socket
@@ -62,8 +63,14 @@ class RayNode(msgspec.Struct, frozen=True):
 
     def share(self, slots: int) -> dict[str, float]:
         """Return the resources that are reserved for each of so many slots."""
-        cpus = self.cpus // slots or self.cpus / slots
+        # Ray counts in ten-thousandths: what is rounded down fits into the node as often as there are slots.
+        cpus = self.cpus // slots or math.floor(self.cpus / slots * 10_000) / 10_000
         return {**({"CPU": float(cpus)} if cpus else {}), **({"GPU": 1.0} if self.gpus else {})}
+
+
+def times(share: Mapping[str, float], slots: int) -> dict[str, float]:
+    """Return the resources of so many slots."""
+    return {name: round(many * slots, 4) for name, many in share.items()}
 
 
 class RayFound(msgspec.Struct, frozen=True):
@@ -197,23 +204,24 @@ class RayCluster:
         """Tell whether all slots of the node are reserved; ask Ray for them where they are not."""
         from ray.util import placement_group
 
-        share = node.share(slots)
+        # One bundle for all: the devices of an actor, which may hold several slots, are those of one bundle.
+        whole = times(node.share(slots), slots)
         with _told():
             table = self._table()
             if table is not None:
                 bundles, where = table["bundles"], set(table["bundles_to_node_id"].values())
-                if table["state"] == "CREATED" and where == {node.id} and list(bundles.values()) == [share] * slots:
+                if table["state"] == "CREATED" and where == {node.id} and list(bundles.values()) == [whole]:
                     return True
                 if self._asked_for == node and table["state"] == "PENDING":
                     return False
                 if not self.give_back():
                     return False  # workers of before are in it, and go first
             self._group = placement_group(
-                [share] * slots,
+                [whole],
                 strategy="STRICT_PACK",
                 name=self._name,
                 lifetime="detached",
-                bundle_label_selector=[{LABEL: node.id}] * slots,
+                bundle_label_selector=[{LABEL: node.id}],
             )
             self._asked_for = node
             return False
@@ -241,12 +249,12 @@ class RayCluster:
 
     # -------------------------------------------------------------------------------------------------------- actors
 
-    def start(self, worker: str, node: RayNode, slots: int, slot: int, holder: Holder) -> int:
-        """The pid of its warden; 0: it begins later."""
+    def start(self, worker: str, node: RayNode, slots: int, each: int, holder: Holder) -> int:
+        """The pid of the warden of a worker that holds `each` of the slots; 0: it begins later."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         ray = _ray()
-        share = node.share(slots)
+        share = times(node.share(slots), each)
         with _told():
             actor = ray.remote(WorkerHolder).options(
                 name=worker,
@@ -255,7 +263,7 @@ class RayCluster:
                 num_cpus=share.get("CPU", 0),
                 num_gpus=share.get("GPU", 0),
                 max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, slot),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, 0),
             )
             self._actors[worker] = actor.remote(*holder)
             self._begun[worker] = self._actors[worker].pid.remote()

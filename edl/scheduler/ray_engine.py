@@ -1,7 +1,7 @@
 """Workers as actors of Ray: one for each, with a warden in it that outlives the agent.
 
-All slots of a node are reserved by a placement group of Ray's, with a bundle for each, as long as the cluster runs: a
-worker that is ordered never waits for another user of Ray's. The agent of each node runs where the cluster was started.
+All slots of a node are reserved by a placement group of Ray's, in one bundle, as long as the cluster runs: a worker
+that is ordered never waits for another user of Ray's. The agent of each node runs where the cluster was started.
 Ray tells which nodes it has lost: what ran there is gone, and the node takes no workers until Ray has it again. Agent
 and nodes see the same folders.
 
@@ -27,7 +27,7 @@ from edl.scheduler import worker_folders
 from edl.scheduler.cluster_home import put
 from edl.scheduler.ray_cluster import RayCluster, RayError, RayNode, group_name
 from edl.scheduler.worker_engine import Ended, Start
-from edl.scheduler.worker_folders import WorkerFolders, device_of, evidence, mark_of, path_here
+from edl.scheduler.worker_folders import WorkerFolders, devices_of, evidence, mark_of, path_here
 
 logger = logging.getLogger("edl")
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class RayEngine:
                 return found
 
     async def start(self, start: Start) -> int | None:
-        worker, node, slot = start.order.id, self._node, start.order.device
+        worker, node, each = start.order.id, self._node, len(start.order.devices)
         if node is None or not self._held:
             raise RayError(f"Ray has no node {self._name} with {self._slots} slots for this cluster just now")
         handed_on = GIVEN_THERE if node.gpus else ()
@@ -120,7 +120,7 @@ class RayEngine:
         holder = (self._folders.warden(start), {MARK: mark_of(folder), "PATH": path_here()}, handed_on)
         try:
             put(folder / RAN_ON, node.id.encode())
-            pid = await self._call(lambda: self._ray.start(worker, node, self._slots, slot, holder))
+            pid = await self._call(lambda: self._ray.start(worker, node, self._slots, each, holder))
         except (OSError, EdlError):
             if self._folders.withdraw(worker):
                 self._begin(self._end(worker, kill=True, withdrawn=True))
@@ -185,13 +185,13 @@ class RayEngine:
         """Return what has become of a worker. A worker without an actor was claimed by an agent that died before it
         made the actor: the worker never begins.
         """
-        device = device_of(self._folders[worker])
+        devices = devices_of(self._folders[worker])
         if worker not in there:
             seen = self._evidence(worker, nodes)
             if not worker_folders.left(self._folders[worker]):  # else they end first
-                return WorkerFound(worker, device, 0, seen)
+                return WorkerFound(worker, devices, 0, seen)
         self._living.add(worker)
-        return WorkerFound(worker, device, 0, None)
+        return WorkerFound(worker, devices, 0, None)
 
     async def _end(self, worker: str, *, kill: bool, withdrawn: bool = False) -> None:
         """Ask a worker to leave, or kill it. A worker that has not begun never does: its actor is killed, and has

@@ -155,17 +155,17 @@ def script_of(warden: Sequence[str], environ: Mapping[str, str]) -> str:
     return f"#!/bin/sh\nexport PATH={shlex.quote(environ['PATH'])}\n{cores}\nexec {shlex.join([*step, *warden])}\n"
 
 
-def flags_of(name: str, node: SlurmNode, slots: int, output: Path) -> list[str]:
-    """Return sbatch's flags for the job of one worker, which gets its share of the node. The user sets all else by
-    sbatch's own variables.
+def flags_of(name: str, node: SlurmNode, slots: int, output: Path, each: int = 1) -> list[str]:
+    """Return sbatch's flags for the job of one worker, which gets its share of the node: that of `each` slots. The user
+    sets all else by sbatch's own variables.
     """
-    shared = ["--gres=gpu:1"] if node.gpus else []
+    shared = [f"--gres=gpu:{each}"] if node.gpus else []
     return [
         f"--job-name={name}",
         f"--nodelist={node.name}",
         "--nodes=1",
         "--ntasks=1",
-        f"--cpus-per-task={max(1, node.cpus // slots)}",
+        f"--cpus-per-task={max(1, node.cpus * each // slots)}",
         *shared,
         "--no-requeue",  # a worker begins once
         "--signal=TERM@60",  # it leaves before its time is up

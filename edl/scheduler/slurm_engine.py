@@ -26,7 +26,7 @@ from edl.launch.job_processes import MARK
 from edl.scheduler.cluster_home import put
 from edl.scheduler.slurm import TAKEN, Slurm, SlurmError, SlurmJob, SlurmNode, flags_of, script_of
 from edl.scheduler.worker_engine import Ended, Start
-from edl.scheduler.worker_folders import WorkerFolders, device_of, evidence, mark_of, path_here, was_terminated
+from edl.scheduler.worker_folders import WorkerFolders, devices_of, evidence, mark_of, path_here, was_terminated
 
 logger = logging.getLogger("edl")
 
@@ -99,7 +99,8 @@ class SlurmEngine:
         if folder is None:
             return None
         ours = {MARK: mark_of(folder), "PATH": path_here()}
-        flags = flags_of(self._job_name(worker), self._node, self._slots, folder / OUTPUT)
+        each = len(start.order.devices)
+        flags = flags_of(self._job_name(worker), self._node, self._slots, folder / OUTPUT, each)
         try:
             put(folder / OUTPUT, b"")
             number = await asyncio.to_thread(self._slurm.submit, flags, script_of(self._folders.warden(start), ours))
@@ -145,11 +146,11 @@ class SlurmEngine:
         """Return what has become of a worker. A worker without a job was claimed by an agent that died before it
         submitted the job: the worker never begins.
         """
-        device, number = device_of(self._folders[worker]), job.number if job else 0
+        devices, number = devices_of(self._folders[worker]), job.number if job else 0
         if job is not None and job.under_way:
             self._jobs[worker] = number
-            return WorkerFound(worker, device, number, None)
-        return WorkerFound(worker, device, number, self._evidence(worker, job))
+            return WorkerFound(worker, devices, number, None)
+        return WorkerFound(worker, devices, number, self._evidence(worker, job))
 
     async def _end(self, worker: str, *, kill: bool) -> None:
         """Ask a worker to leave, or kill it. Kill a worker that has not begun: its step, which does not exist yet,

@@ -9,14 +9,18 @@ Owns: the promises. Does not own: which worker is started when (`edl.cluster.que
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from pathlib import Path
+from typing import Final, Protocol
 
 import msgspec
 
 from edl.cluster.queue.agent_machine import WorkerFound
 from edl.cluster.queue.end_causes import EndEvidence
 from edl.cluster.queue.queue_entries import Submission, WorkerOrder
+
+LIMB_STARTER: Final = Path(__file__).with_name("limb_starter.py")
 
 Ended = Callable[[str, EndEvidence], None]
 
@@ -25,6 +29,13 @@ class Start(msgspec.Struct, frozen=True):
     order: WorkerOrder
     asked: Submission
     environ: Mapping[str, str]  # all of it
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Return what the worker's warden starts: the job's command, or what starts it once for each limb."""
+        if self.asked.processes == 1:
+            return self.asked.command
+        return (sys.executable, "-I", "-S", str(LIMB_STARTER), str(self.asked.processes), *self.asked.command)
 
 
 class WorkerEngine(Protocol):

@@ -64,12 +64,12 @@ class WorkerFolders:
             folder.mkdir(mode=0o700)
         except FileExistsError:
             return None
-        put(folder / "device", str(order.device).encode())
+        put(folder / "device", " ".join(map(str, order.devices)).encode())
         logs = self._logs / order.job / "logs"
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         _prune(logs)
         environ = {**start.environ, MARK: mark_of(folder)}
-        worker = {"command": start.asked.command, "folder": start.asked.folder, "environ": environ}
+        worker = {"command": start.command, "folder": start.asked.folder, "environ": environ}
         put(folder / "start.json", json.dumps({**worker, **told}).encode())
         if not _settle(folder):
             (folder / "start.json").unlink(missing_ok=True)
@@ -134,8 +134,9 @@ def mark_of(folder: Path) -> str:
     return str(folder)
 
 
-def device_of(folder: Path) -> int:
-    return int((folder / "device").read_text() or 0) if (folder / "device").exists() else 0
+def devices_of(folder: Path) -> tuple[int, ...]:
+    found = (folder / "device").read_text().split() if (folder / "device").exists() else []
+    return tuple(map(int, found)) or (0,)
 
 
 def evidence(folder: Path) -> EndEvidence:
@@ -201,7 +202,9 @@ def kill(folder: Path) -> None:
     """
     found, written = _found(folder), _written(folder)
     begun = [pid for pid in found if written is None or pid != written.warden]
-    for pid in begun or found:
+    # The worker first: a script that waits for its children would see them end, and could end by itself with 0, which
+    # would be taken for the end of its training.
+    for pid in sorted(begun or found, key=lambda pid: (written is None or pid != written.worker, pid)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             handle = os.pidfd_open(pid)
             try:

@@ -55,8 +55,8 @@ epoch = _trainer.epoch
 generation = _trainer.generation
 group_rank = _trainer.group_rank
 group_size = _trainer.group_size
-part_weight = _trainer.part_weight
-own_samples = _trainer.own_samples
+part_weight = _trainer.data.part_weight
+own_samples = _trainer.data.own_samples
 rehearsing = _trainer.rehearsing
 notify_batch_end = _trainer.notify_batch_end
 checkpoint = _trainer.checkpoint
@@ -64,14 +64,14 @@ resumed = _trainer.resumed
 on_resize = _trainer.on_resize
 register = _trainer.register
 report = _trainer.report
-scale_rate = _trainer.scale_rate
-measure_noise = _trainer.measure_noise
-gradient_noise = _trainer.gradient_noise
-schedule_rate = _trainer.schedule_rate
-microbatches = bites = _trainer.microbatches  # bites: the name of before
-elastic_shard_generator = _trainer.elastic_shard_generator
-evaluate = _trainer.evaluate
-gather_for_metrics = _trainer.gather_for_metrics
+scale_rate = _trainer.rates.scale_rate
+measure_noise = _trainer.rates.measure_noise
+gradient_noise = _trainer.rates.gradient_noise
+schedule_rate = _trainer.rates.schedule_rate
+microbatches = bites = _trainer.data.microbatches  # bites: the name of before
+elastic_shard_generator = _trainer.data.elastic_shard_generator
+evaluate = _trainer.data.evaluate
+gather_for_metrics = _trainer.data.gather_for_metrics
 
 
 class _Wrapped(type):
@@ -103,7 +103,7 @@ class Optimizer(keras.optimizers.Optimizer, metaclass=_Wrapped):  # type: ignore
     """
 
     def __new__(cls, optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # type: ignore[misc]
-        if not _trainer.imports_only:
+        if not _trainer.seating.imports_only:
             _framework.wrap(_trainer, optimizer, model)
         return optimizer
 
@@ -201,8 +201,8 @@ def elastic_dataset(
         if not _trainer.began:
             _trainer.init()
         if isinstance(source, ElasticStream):
-            return dataset_of(_trainer.elastic_shard_generator(source, epochs, shuffle), batch_size)
-        generator = partial(_trainer.elastic_shard_generator, epochs=epochs, shuffle=shuffle, seed=seed)
+            return dataset_of(_trainer.data.elastic_shard_generator(source, epochs, shuffle), batch_size)
+        generator = partial(_trainer.data.elastic_shard_generator, epochs=epochs, shuffle=shuffle, seed=seed)
         return dataset_of_arrays(source, generator, batch_size)
     if (shuffle, seed, epochs) != (False, 0, None):
         raise UsageError(

@@ -100,7 +100,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
         super().set_params(params)
         if not _rates:
             _rates.append(rates := _Rates(params["epochs"]))
-            trainer.schedule_rate(rates, params["epochs"])
+            trainer.rates.schedule_rate(rates, params["epochs"])
         rates = _rates[0]
         if rates.epochs != params["epochs"]:
             raise UsageError(

@@ -47,8 +47,8 @@ epoch = _trainer.epoch
 generation = _trainer.generation
 group_rank = _trainer.group_rank
 group_size = _trainer.group_size
-part_weight = _trainer.part_weight
-own_samples = _trainer.own_samples
+part_weight = _trainer.data.part_weight
+own_samples = _trainer.data.own_samples
 rehearsing = _trainer.rehearsing
 notify_batch_end = _trainer.notify_batch_end
 checkpoint = _trainer.checkpoint
@@ -56,14 +56,14 @@ resumed = _trainer.resumed
 on_resize = _trainer.on_resize
 register = _trainer.register
 report = _trainer.report
-scale_rate = _trainer.scale_rate
-measure_noise = _trainer.measure_noise
-gradient_noise = _trainer.gradient_noise
-schedule_rate = _trainer.schedule_rate
-microbatches = bites = _trainer.microbatches  # bites: the name of before
-elastic_shard_generator = _trainer.elastic_shard_generator
-evaluate = _trainer.evaluate
-gather_for_metrics = _trainer.gather_for_metrics
+scale_rate = _trainer.rates.scale_rate
+measure_noise = _trainer.rates.measure_noise
+gradient_noise = _trainer.rates.gradient_noise
+schedule_rate = _trainer.rates.schedule_rate
+microbatches = bites = _trainer.data.microbatches  # bites: the name of before
+elastic_shard_generator = _trainer.data.elastic_shard_generator
+evaluate = _trainer.data.evaluate
+gather_for_metrics = _trainer.data.gather_for_metrics
 
 
 class _Wrapped(type):
@@ -109,7 +109,7 @@ class Optimizer(Elastic, torch.optim.Optimizer, metaclass=_Wrapped):
     ) -> AnyOptimizer:
         if unused not in {"none", "zeros"}:
             raise errors.UsageError(f'edl.Optimizer(unused={unused!r}): it is "none" or "zeros"')
-        if not _trainer.imports_only:
+        if not _trainer.seating.imports_only:
             _framework.wrap(_trainer, optimizer, model, named_parameters, Manner(zeros=unused == "zeros"))
         return optimizer
 
@@ -137,7 +137,7 @@ def ElasticDataset(source: Any, format: str | None = None) -> Records:  # noqa: 
     >>> len(dataset), dataset[1]
     (2, 'two')
     """
-    return Records(_trainer.opening(source, format))
+    return Records(_trainer.data.opening(source, format))
 
 
 def prepare(
@@ -184,7 +184,7 @@ def prepare(
         )
     if not _trainer.began:
         init()
-    _trainer.check_alone("edl.prepare()")
+    _trainer.seating.check_alone("edl.prepare()")
     batches = ElasticBatches(converted(loader, 1, seed), lambda batch: batch)
     if broadcast_buffers:
         SharedBuffers(_trainer, _framework.ring).attach(model)

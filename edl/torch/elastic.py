@@ -223,7 +223,7 @@ class ElasticSampler(data.Sampler[int]):
                 "to evaluate, iterate under `with torch.no_grad():`"
             )
         if self._shards is None:
-            self._shards = trainer.elastic_shard_generator(len(self.dataset), shuffle=self.shuffle, seed=self.seed)
+            self._shards = trainer.data.elastic_shard_generator(len(self.dataset), shuffle=self.shuffle, seed=self.seed)
         place = self._place
         if place.over:  # iterated again without set_epoch()
             place.go_on()

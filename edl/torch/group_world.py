@@ -29,7 +29,7 @@ NEVER_COME_S = 30 * 86_400.0  # a process that dies ends the wait: its worker's 
 class GroupWorld:
     """`edl.trainer.limb_agreement.LimbRows` by a process group of gloo's."""
 
-    def __init__(self, limb: int, processes: int, folder: Path) -> None:
+    def __init__(self, limb: int, processes: int, folder: Path, step_timeout_s: float) -> None:
         """Make the default group in a `folder` that the processes share. Raises ConfigError where one never comes."""
         if dist.is_initialized():
             raise UsageError(
@@ -41,20 +41,35 @@ class GroupWorld:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the processes of a worker are on one host
         store = dist.FileStore(str(folder / "world"), processes)  # type: ignore[attr-defined] # torch's own stub
         try:
-            dist.init_process_group(
-                "gloo", store=store, rank=limb, world_size=processes, timeout=timedelta(seconds=COME_S)
-            )
+            store.set(f"edl/{limb}", "here")
+            store.wait([f"edl/{one}" for one in range(processes)], timedelta(seconds=COME_S))
+            # A collective of the script's may wait while another process saves or evaluates, as a step may.
+            timeout = timedelta(seconds=max(COME_S, 2 * step_timeout_s))
+            dist.init_process_group("gloo", store=store, rank=limb, world_size=processes, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             raise ConfigError(
-                f"not all {processes} processes of this worker came within {COME_S:g} s: {str(error).splitlines()[0]}"
+                f"not all {processes} processes of this worker came within {COME_S:g} s "
+                f"({str(error).splitlines()[0]}): let each call edl.init(), and see what the others have printed"
             ) from error
         self._limb = limb
         self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=NEVER_COME_S))
         self._rows = [torch.zeros(LANES, dtype=torch.int64) for _ in range(processes)]
 
     def exchange(self, row: Row) -> list[Row]:
+        self._all_gather(self._rows, torch.tensor(row, dtype=torch.int64))
+        return [tuple(one.tolist()) for one in self._rows]
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in self._rows]
+        self._all_gather(sizes, torch.tensor([len(payload)]))
+        lengths = [int(size) for size in sizes]
+        sent = torch.frombuffer(bytearray(payload.ljust(max(1, *lengths), b"\0")), dtype=torch.uint8)
+        found = [torch.empty_like(sent) for _ in self._rows]
+        self._all_gather(found, sent)
+        return [one[:length].numpy().tobytes() for one, length in zip(found, lengths, strict=True)]
+
+    def _all_gather(self, found: list[torch.Tensor], mine: torch.Tensor) -> None:
         try:
-            dist.all_gather(self._rows, torch.tensor(row, dtype=torch.int64), group=self._group)
+            dist.all_gather(found, mine, group=self._group)
         except RuntimeError as error:
             raise LimbLost("another process of this worker has ended") from error
-        return [tuple(one.tolist()) for one in self._rows]

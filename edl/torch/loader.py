@@ -120,7 +120,8 @@ class ElasticDataLoader(DataLoader[Any]):
             return
         assert not isinstance(dataset, ElasticStream)  # it is its own stream
         _check(dataset, loading)
-        shards: ShardGenerator[Any] = trainer.elastic_shard_generator(len(dataset), epochs, shuffle, seed, among=among)  # type: ignore[arg-type]
+        samples = len(dataset)  # type: ignore[arg-type]
+        shards: ShardGenerator[Any] = trainer.data.elastic_shard_generator(samples, epochs, shuffle, seed, among=among)
         self._runs = runs = Runs(framework.loading, trainer, loading.get("generator"))
         if loading.get("num_workers"):
             loading = {"persistent_workers": True, **loading}
@@ -137,7 +138,7 @@ class ElasticDataLoader(DataLoader[Any]):
                 "ElasticDataLoader(batch_size=None): say how many items of the stream make a step of one worker; of "
                 "items that are batches themselves, batch_size=1 and collate_fn=lambda items: items[0]"
             )
-        shards: ShardGenerator[Any] = trainer.elastic_shard_generator(stream, epochs, shuffle)
+        shards: ShardGenerator[Any] = trainer.data.elastic_shard_generator(stream, epochs, shuffle)
         shards.read_by(loading.pop("num_workers", 0), loading.pop("multiprocessing_context", None))
         for name in ("prefetch_factor", "persistent_workers"):  # a stream is read ahead as far as leases need it
             loading.pop(name, None)
@@ -197,7 +198,7 @@ class ElasticDataLoader(DataLoader[Any]):
         for first in loaded:
             items, loads = dataset.items, dataset.loads
             found = {load.virtual: next(loaded) if at else first for at, load in enumerate(loads)}
-            trainer.begin_numbers(items)
+            trainer.data.begin_numbers(items)
             yield LoadedParts(found, len(items))
 
     def _parts(self) -> Iterator[LoadedParts]:
@@ -210,9 +211,9 @@ class ElasticDataLoader(DataLoader[Any]):
         loading = PartLoading(begin, here=not self.num_workers)
         ahead = self.num_workers * (self.prefetch_factor or 0) + 1  # so many the DataLoader may ask for at once
         for ids in self._shards.batches(self._loads_steps_of):
-            loads = trainer.loads_of(ids)
-            loaded = loading.take(loads, trainer.loads_coming(ahead) if self.num_workers else ())
-            trainer.begin_numbers(ids)
+            loads = trainer.parts.loads_of(ids)
+            loaded = loading.take(loads, trainer.parts.loads_coming(ahead) if self.num_workers else ())
+            trainer.data.begin_numbers(ids)
             yield LoadedParts(loaded, len(ids))
 
     def _batches(self) -> Iterator[Any]:
@@ -238,7 +239,7 @@ class _StreamBatches(IterableDataset[Any]):
 
     def _by_parts(self) -> Iterator[Any]:
         for items in self._shards.batches(self._samples):
-            self.items, self.loads = items, trainer.loads_of(items)
+            self.items, self.loads = items, trainer.parts.loads_of(items)
             for load in self.loads:
                 begin_with(load.seed)
                 yield load.ids

@@ -107,11 +107,11 @@ class StepParts:
 
     def _of_virtual_workers(self, step: LoadedParts) -> Iterator[Any]:
         """Yield the batches of each part of a step; of all parts once more where a scale did not suffice."""
-        self._parts = trainer.microbatches(step)
+        self._parts = trainer.data.microbatches(step)
         self.first = True
         self._take_part()
         while (part := self._part) is not None:
-            trainer.begin_part()  # anew: the loop's body went on after the backward() before
+            trainer.data.begin_part()  # anew: the loop's body went on after the backward() before
             samples = sum(count for _, count in part)
             for number, (batch, count) in enumerate(part, 1):
                 self.share, self.last = count / samples, False
@@ -130,7 +130,7 @@ class StepParts:
         may have done other things. Return whether one begins, of a virtual worker.
         """
         if begins := self.of_virtual_workers and self._begins_part:
-            trainer.begin_part()
+            trainer.data.begin_part()
         return begins
 
     def note_backward(self) -> None:

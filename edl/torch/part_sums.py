@@ -164,6 +164,7 @@ class TorchPartSums:
         return {
             "torch": str(torch.__version__),
             "number of threads": str(torch.get_num_threads()),
+            "choice of kernels": torch.backends.cpu.get_cpu_capability(),
             "GPU": torch.cuda.get_device_name() if on_gpu else "none",
             "setting of cuDNN": f"deterministic {cudnn.deterministic}, benchmark {cudnn.benchmark}"
             if on_gpu

@@ -7,10 +7,11 @@ asks of FSDP2. Does not own: what is done with the part: rings, state and finger
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from edl.checkpoints.shard_ranges import ElementRun, Sharding, Split, block, writes
 from edl.errors import CheckpointError, UsageError
@@ -28,12 +29,45 @@ def is_sharded(tensor: object) -> bool:
     return getattr(tensor, "_local_tensor", None) is not None
 
 
+def mesh_of(tensor: torch.Tensor) -> frozenset[int]:
+    """Return the processes over which a tensor is sharded, by their numbers in the worker; none of a whole one."""
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    return frozenset() if mesh is None else frozenset(mesh.mesh.flatten().tolist())
+
+
 def placement_of(tensor: torch.Tensor) -> str:
     """Say over which mesh a tensor lies, and how; empty for one that is whole."""
     if not is_sharded(tensor):
         return ""
     sharded: object = tensor
     return f"{sharded.placements} over {tuple(sharded.device_mesh.shape)}"  # type: ignore[attr-defined]
+
+
+def piece_of(tensor: torch.Tensor) -> str:
+    """Say which part of a tensor this process holds, as do all that hold the same part; empty for one that is whole."""
+    if not is_sharded(tensor):
+        return ""
+    found: Any = tensor
+    at = zip(found.device_mesh.get_coordinate(), found.placements, strict=True)
+    divided = [place for place, placement in at if not placement.is_replicate()]
+    return f"{divided} over {sorted(mesh_of(tensor))}"
+
+
+def averaged_by_fsdp(model: torch.nn.Module | None) -> dict[torch.Tensor, frozenset[int]]:
+    """Return the processes over which FSDP2 averages the gradient of each parameter, by their numbers in the worker."""
+    return {
+        one.sharded_param: frozenset(one.mesh_info.mesh.mesh.flatten().tolist())
+        for part in ([] if model is None else model.modules())
+        for group in _fsdp_groups(part)
+        for one in group.fsdp_params
+    }
+
+
+def _fsdp_groups(part: Any) -> Iterator[Any]:
+    """Yield FSDP2's groups of parameters, for which it has no public name."""
+    if isinstance(part, FSDPModule):
+        state: Any = part._get_fsdp_state()
+        yield from getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])
 
 
 def held_by(tensor: torch.Tensor, processes: int) -> tuple[tuple[ElementRun, ...], ...]:

@@ -30,11 +30,12 @@ from edl.protocol.divergence_report import Fingerprint
 from edl.torch.absence import sparse_parameters
 from edl.torch.backward import Backward, Reduction
 from edl.torch.group_world import GroupWorld
+from edl.torch.held_tensors import TorchHeldTensors
 from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.nccl_sums import Gpu
 from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
 from edl.torch.part_sums import TorchPartSums
-from edl.torch.sharded import check_sharding
+from edl.torch.sharded import averaged_by_fsdp, check_sharding, local_of
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.torch_fingerprints import fingerprints, fingerprints_begun
 from edl.torch.torch_reducer import USUAL, Manner, Reducer
@@ -53,6 +54,7 @@ from edl.torch.torch_tensors import TorchTensors
 from edl.torch.torch_unwrapped import TorchUnwrapped
 from edl.torch.within_worker import refuse_copies
 from edl.torch.wrapped import Wrapped, make_equal
+from edl.trainer.data.among import Among
 from edl.trainer.framework_port import WRAP_IT, Fill, StepPort
 from edl.trainer.limb_agreement import LimbWorld
 from edl.trainer.updates_due import UpdatesDue
@@ -108,6 +110,7 @@ class TorchFramework:
         self.unwrapped = TorchUnwrapped()
         self._witnessed: torch.Tensor | None = None
         self._processes = 1  # of this worker
+        self._trainer: StepPort | None = None
         self._apart = TorchApart(self, _tensor)
         ownership.in_children(self._be_inherited)
 
@@ -123,11 +126,12 @@ class TorchFramework:
         """Chosen when first needed: by then a script, or what has forked it, has said which. Raises ConfigError."""
         return chosen(self.gpu, self.named)
 
-    def join_world(self, limb: int, processes: int, folder: Path) -> LimbWorld:
+    def join_world(self, limb: int, processes: int, folder: Path, step_timeout_s: float) -> LimbWorld:
         """Join the other processes of this worker."""
         self._processes = processes
         ring: Any = self.ring  # PyTorch's own: the settings were checked
-        return LimbWorld(GroupWorld(limb, processes, folder), ring.exchange_prepared)
+        rows = GroupWorld(limb, processes, folder, step_timeout_s)
+        return LimbWorld(rows, ring.exchange_prepared, TorchHeldTensors(self))
 
     def named(self) -> list[Named]:
         """The gradients in main memory that a step reduces. Any thread."""
@@ -168,10 +172,12 @@ class TorchFramework:
         check_sharding(model, names, self._processes)
         if self._processes > 1 and model is not None:
             refuse_copies(model)
+        self._trainer = trainer
         known = {id(tensor) for _, tensor in self.tensors()}
         reducer = Reducer(trainer, self.ring, self._share, self._backward, names, manner)
         reducer.number, reducer.rate, reducer.measures = len(self._reducers), self._rate, self._noise_due
         reducer.due, reducer.processes = self.updates_due, self._processes
+        reducer.by_fsdp = averaged_by_fsdp(model)
         reducer.due.expect(reducer.number)
         attach(optimizer, reducer)
         self._reducers.append(reducer)
@@ -236,9 +242,10 @@ class TorchFramework:
         """The smallest of the parameters that are trained, as all of them change in an update."""
         if self._witnessed is None:
             found = (one for optimizer in self._optimizers for one in parameters_of(optimizer))
-            trained = (one for one in found if one.requires_grad and one.numel())
-            self._witnessed = min(trained, key=torch.Tensor.numel, default=None)
-        return None if self._witnessed is None else self._witnessed.detach().clone()
+            trained = ((local_of(one).numel(), one) for one in found if one.requires_grad)
+            found_here = [pair for pair in trained if pair[0]]
+            self._witnessed = min(found_here, key=lambda pair: pair[0])[1] if found_here else None
+        return None if self._witnessed is None else local_of(self._witnessed).detach().clone()
 
     def is_as(self, witness: torch.Tensor | None) -> bool:
         now = self.witness()
@@ -423,6 +430,14 @@ class TorchFramework:
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return self._optimizers
+
+    def wrapped(self) -> int:
+        """Count the models and optimizers."""
+        return len(self._models) + len(self._optimizers)
+
+    def among(self) -> Among:
+        """Return the processes of this worker that divide its samples."""
+        return Among() if self._trainer is None else self._trainer.among
 
 
 def _tensor(contents: Any) -> torch.Tensor:

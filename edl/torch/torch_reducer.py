@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -96,6 +97,7 @@ class Reducer:
         self._first: torch.Tensor | None = None  # the parameter whose gradient came first in the newest pass
         self._added_up = False  # gradients of an earlier mini-batch are in these
         self._step = 0  # the mini-batch of the newest reduction
+        self._updated_in = 0  # the mini-batch of the newest update
         self._number = 0  # of it, among those whose gradients were not yet used or dropped
         self._factor = 1.0  # what a gradient is multiplied with, so that the average over the ring is the weighted sum
         self._paused = False
@@ -113,6 +115,7 @@ class Reducer:
         self.steps = False  # its optimizer is in its own step()
         self.updates = 0  # made since the script began, or left out as no worker had samples
         self.processes = 1  # of this worker
+        self.by_fsdp: dict[torch.Tensor, frozenset[int]] = {}  # over which of them FSDP2 averages each gradient
         self.number = 0  # of its optimizer: workers wrap theirs in the same order
         self.due = UpdatesDue()  # what is expected of all optimizers
         self.measures = False  # the gradient noise, in the coming step
@@ -220,12 +223,14 @@ class Reducer:
         `used`: gradients of parts before, by the identity of parameters. Each goes as the next one comes: of all at
         once the memory would return to the system, and each of its pages would be mapped anew.
         """
+        may_be_sum = self._added_up or self._left_in not in {0, self._trainer.step(), self._updated_in}
+        added_up = may_be_sum and self._could_update()
         self._used = used
         for parameter in self._names:
             parameter.grad = None
         self._averaged, self._number, self.whole_in = False, 0, 0
         self._leave(0)
-        self._in_parts = True
+        self._in_parts, self._added_up = True, added_up
 
     def note_summed(self) -> None:
         """Note that the gradients are those of all parts of this step, or blank where it is void."""
@@ -241,6 +246,7 @@ class Reducer:
     def use(self) -> None:
         """`step()` is made, or left out."""
         self.updates += not self._trainer.voided
+        self._updated_in = self._trainer.step()
         self.due.note(self.number, self._trainer.step())
         if not self.moot:
             self._applied = self._factor / self._ring.size if self._ring.size > 1 else 1.0
@@ -353,7 +359,7 @@ class Reducer:
         if self._own is not None and self._reducing:
             self._try(lambda: self._measure(self._own or []))
         if self.processes > 1 and self._trainer.among.count > 1:  # also of a void mini-batch: the others wait
-            average_within(self._trainer.among, self._names)
+            average_within(self._trainer.among, self._names, self.by_fsdp)
         if self.nests:  # what is under way beside this mini-batch comes first: the script may move the weights now
             self._trainer.before_update()
         if self.moot:
@@ -492,6 +498,13 @@ class Reducer:
             return any(bool(_norm(one)) for one in others)
         gradient, left = None if parameter.grad is None else local_of(parameter.grad), self._left
         return gradient is not None and left is not None and gradient is left[0] and gradient._version == left[1] + 1
+
+    def _could_update(self) -> bool:
+        """Tell whether gradients are here that an update could be made by: none of a void mini-batch, which are
+        zeros, nor of one that a GradScaler leaves out.
+        """
+        norms = [float(_norm(one.grad)) for one in self._names if one.grad is not None]
+        return any(norms) and all(map(math.isfinite, norms))
 
     def _check_sum(self, step: int) -> None:
         """Refuse to use gradients that were added up over mini-batches: no newcomer gets those of the earlier ones."""

@@ -9,14 +9,13 @@ nor the mean over workers (`edl.torch.torch_reducer`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 
 from edl.errors import UsageError
-from edl.torch.sharded import is_sharded, local_of
+from edl.torch.sharded import is_sharded, local_of, mesh_of
 from edl.trainer.data.among import Among
 from edl.trainer.limb_agreement import LimbLost
 
@@ -30,23 +29,34 @@ COPIES = (
 )
 
 
-def average_within(among: Among, parameters: Iterable[torch.Tensor]) -> None:
+def average_within(
+    among: Among, names: Mapping[torch.Tensor, str], by_fsdp: Mapping[torch.Tensor, frozenset[int]]
+) -> None:
     """Replace gradients by their mean over the processes of `among`, which call it at the same places. One that no
-    process has stays away. Raises JobFailed where a process has ended.
+    process has stays away. `by_fsdp`: over which processes FSDP2 averages each. Raises JobFailed where a process has
+    ended, UsageError where processes hold different parts of a parameter and no averaging of the two is right.
     """
     by_type: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for one in parameters:
-        if one.requires_grad and not _has_mesh(one, among.members):
+    for one, name in names.items():
+        if one.requires_grad and not _is_averaged(one, name, among.members, by_fsdp.get(one, frozenset())):
             local = local_of(one)
             by_type.setdefault((local.dtype, local.device), []).append(one)
     for mine in by_type.values():
         _average(among, mine)
 
 
-def _has_mesh(parameter: torch.Tensor, members: frozenset[int]) -> bool:
-    """Tell whether the parameter is sharded over these processes, so that the script's library averages it."""
-    found: Any = parameter
-    return is_sharded(parameter) and members <= set(found.device_mesh.mesh.flatten().tolist())
+def _is_averaged(parameter: torch.Tensor, name: str, members: frozenset[int], by_fsdp: frozenset[int]) -> bool:
+    """Tell whether FSDP2 has averaged the parameter's gradient over these processes."""
+    holding = members & mesh_of(parameter) if is_sharded(parameter) else frozenset()
+    if len(holding) < 2:
+        return False
+    if not members <= by_fsdp:
+        raise UsageError(
+            f"processes {sorted(members)} of this worker divide its samples (among=), and {sorted(holding)} of them "
+            f"hold parts of {name}, which fully_shard() averages over {sorted(by_fsdp) or 'none'}: let among= be the "
+            "mesh, or a dimension of it, that fully_shard() has; processes of tensor parallel take the same samples"
+        )
+    return True
 
 
 def _average(among: Among, parameters: list[torch.Tensor]) -> None:

@@ -25,7 +25,7 @@ from edl.config import Settings
 from edl.errors import ConfigError, EdlError, JobFailed, PeerError
 from edl.host.daemon_process import COMMAND, environ_of, fork_daemon
 from edl.host.host_processes import LIFE, hold_for_life, process_start_time, spawn_daemon
-from edl.host.imported_modules import make_folder
+from edl.host.memory_folders import make_folder
 from edl.protocol import trainer_messages as say
 from edl.protocol.assignment import Orders
 from edl.transport.call_errors import PipeClosed

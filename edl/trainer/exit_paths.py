@@ -27,10 +27,22 @@ TRITON: Final = "triton._C.libtriton"  # loaded with the first optimizer, where 
 
 Handler = Callable[[int, FrameType | None], None]
 
+WITHIN_WORKER: Final = (
+    "a mesh or a group lies within a worker: make it of its edl.group_size() processes (--processes); edl.Optimizer "
+    "averages over workers (docs/larger-models.md)"
+)
 # Parts of what frameworks say where a script asks them for what is not edl's, and what edl says of it.
 EXPLAINED: Final = {
-    "environment variable RANK expected": "edl forms no process group of torch.distributed, and is data-parallel only: "
-    "leave init_process_group(), DDP, fully_shard() and device meshes away (docs/from-torchrun.md)"
+    "environment variable RANK expected": "edl forms no process group of torch.distributed for workers of one process: "
+    "leave init_process_group(), DDP, fully_shard() and device meshes away (docs/from-torchrun.md), or start workers "
+    "of several by --processes (docs/larger-models.md)",
+    "trying to initialize the default process group twice": "torch.distributed has its process group already, which "
+    "edl.init() makes where --processes is given: leave init_process_group() away (docs/larger-models.md)",
+    "Mesh should not be bigger than default world size": WITHIN_WORKER,
+    "the new group's world size should be less or equal to the world size": WITHIN_WORKER,
+    "is out of range. Valid ranks are 0 to": WITHIN_WORKER,
+    "FSDP needs a non-CPU accelerator device": "edl shards no model by FullyShardedDataParallel: take fully_shard() "
+    "(docs/larger-models.md)",
 }
 
 

@@ -28,6 +28,7 @@ from edl.trainer.worker_shell import WorkerShell
 
 if TYPE_CHECKING:
     from edl.checkpoints.checkpoint_reader import Checkpoint
+    from edl.checkpoints.manifest import Manifest, StageState, StoredTensor
 import hashlib
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -84,20 +85,21 @@ class FirstState:
         manifest = found.manifest
         if manifest.framework != self._framework.name:
             raise UsageError(f"it is one of {manifest.framework}, and this script trains with {self._framework.name}")
-        state = [one for one in manifest.tensors if one.belongs != "registered"]
+        limb, processes = self._shell.limb, self._machine.limbs
+        head, tensors = stage_here(manifest, limb, processes)
+        state = [one for one in tensors if one.belongs != "registered"]
 
         def fill(number: int, into: memoryview, offset: int = 0) -> None:
             found.read_range(state[number].name, offset, into)
 
-        self._framework.restore(manifest.state, fill)
-        more = [one for one in manifest.tensors if one.belongs == "registered"]
+        self._framework.restore(head.state, fill)
+        more = [one for one in tensors if one.belongs == "registered"]
         self._extras.restore(
             self._framework,
-            manifest.registered,
+            head.registered,
             lambda number, into: found.read(more[number].name, into),
             [one.bytes for one in more],
         )
-        limb, processes = self._shell.limb, self._machine.limbs
         if (size, processes) == (manifest.size, manifest.processes):
             self._give_back_random_states(found, rank * processes + limb)
 
@@ -114,6 +116,21 @@ class FirstState:
         except msgspec.MsgspecError as error:
             raise CheckpointError(f"{found.path}: what process {number} had cannot be read: {error}") from None
         random_states.give_back(self._framework, own.random)
+
+
+def stage_here(manifest: Manifest, limb: int, processes: int) -> tuple[StageState, Sequence[StoredTensor]]:
+    """Return the state that this process goes on from, and its tensors. Raises UsageError."""
+    heads = manifest.heads
+    if len(heads) == 1:
+        return heads[0], manifest.tensors
+    if processes != manifest.processes:
+        raise UsageError(
+            f"it is one of {len(heads)} stages of a pipeline, over {manifest.processes} processes of each worker, and "
+            f"here a worker has {processes}: resume it by --processes {manifest.processes}"
+        )
+    which = next(number for number, head in enumerate(heads) if limb in head.processes)
+    begin = sum(head.tensors for head in heads[:which])
+    return heads[which], manifest.tensors[begin : begin + heads[which].tensors]
 
 
 def life_begun(orders: Orders | None) -> LifeAudited:

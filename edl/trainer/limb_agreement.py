@@ -1,6 +1,7 @@
 """The limbs of one worker in agreement: what one of them hears on its training thread, all of them hear.
 
-Owns: when rows are exchanged, on the training thread of each limb, and waiting for orders that another limb has heard.
+Owns: when rows are exchanged, on the training thread of each limb, waiting for orders that another limb has heard, and
+whether this process can be a limb.
 Does not own: what rows say (`edl.core.worker.limb_votes`), nor how they travel (the framework's `LimbRows`).
 """
 
@@ -9,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from edl.config import Settings
 from edl.core.worker import limb_votes
 from edl.core.worker.limb_votes import NO_ORDERS, Occasion, Row, UpdateVote
 from edl.core.worker.worker_inputs import Input
 from edl.core.worker.worker_machine import WorkerMachine
-from edl.errors import JobFailed
+from edl.errors import ConfigError, JobFailed
 from edl.protocol.assignment import Orders
 from edl.trainer.daemon_link import DaemonLink
+from edl.trainer.stage_exchange import HeldTensors, StageExchange
 
 
 class LimbRows(Protocol):
@@ -24,25 +27,33 @@ class LimbRows(Protocol):
     def exchange(self, row: Row) -> list[Row]:
         """Return the rows of all limbs, by limb. Raises JobFailed where a limb has ended."""
 
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Return the payloads of all limbs, which may be of any length. Raises JobFailed where a limb has ended."""
+
 
 class LimbWorld(NamedTuple):
     """The world of one limb: the other limbs, and its like in other workers."""
 
     rows: LimbRows
     exchange: Callable[[int, int], list[int]]  # a number with the members of a ring that is prepared, by generation
+    held: HeldTensors
 
 
 class LimbAgreement:
     """The agreement of this process with the others of its worker, on the training thread."""
 
-    def __init__(self, rows: LimbRows, machine: WorkerMachine, limb: int) -> None:
-        self.limb = limb
+    def __init__(self, rows: LimbRows, machine: WorkerMachine, limb: int, stages: StageExchange) -> None:
+        self.limb, self.stages = limb, stages
         self._rows = rows
         self._machine = machine
 
     def vote(self, *, void: bool, look: bool) -> UpdateVote:
         """Return what holds for all limbs before an update."""
-        return limb_votes.update_of(self._rows.exchange(limb_votes.row(Occasion.UPDATE, int(void), int(look))))
+        mine = limb_votes.row(Occasion.UPDATE, int(void), int(look), int(self.stages.is_due()))
+        vote = limb_votes.update_of(self._rows.exchange(mine))
+        if vote.tells:
+            self.stages.exchange()
+        return vote
 
     def orders(self, link: DaemonLink) -> Orders | None:
         """Return the newest orders that any limb has heard, the same on all; None: none has heard any."""
@@ -64,3 +75,21 @@ class LimbAgreement:
 
 class LimbLost(JobFailed):
     """Raised where another process of this worker has ended: the daemon ends this one, too."""
+
+
+def check_processes(settings: Settings, world: object) -> None:
+    """Raise ConfigError where this process cannot be one of several of its worker. `world`: joins them; None: nothing
+    does.
+    """
+    if settings.processes == 1:
+        return
+    if world is None:
+        raise ConfigError(
+            f"--processes {settings.processes} (EDL_PROCESSES): workers of several processes are PyTorch's; leave "
+            "it away"
+        )
+    if settings.meeting is None or settings.limb >= settings.processes:
+        raise ConfigError(
+            f"EDL_PROCESSES={settings.processes}: the processes of a worker are started together: by `edl run "
+            f"--processes {settings.processes}`"
+        )

@@ -1,25 +1,28 @@
 """The parts of a trainer's steps in a job with virtual workers: its own, and those of others that it computes again.
 
-Owns: looking them up in the leases, and which of them a script can be given. Does not own: which parts a step has and
-who has which (`edl.protocol.virtual_parts`), which are computed again (`edl.core.worker.compute_check`), nor computing
-them (`edl.trainer.virtual_steps`).
+Owns: looking them up in the leases, which of them a script can be given, and what their loops ask of the trainer. Does
+not own: which parts a step has and who has which (`edl.protocol.virtual_parts`), which are computed again
+(`edl.core.worker.compute_check`), nor computing them (`edl.trainer.virtual_steps`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from edl.core.worker.compute_check import ComputeVerdict, Recomputed, recomputed, rounds
-from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.core.worker.worker_machine import WorkerMachine
+from edl.core.worker.compute_check import Recomputed, recomputed, rounds
+from edl.core.worker.worker_inputs import BitsStand
 from edl.errors import UsageError
 from edl.protocol.data_nouns import Lease
 from edl.trainer.data.sample_ids import Ids, SampleIds
+from edl.trainer.framework_port import Framework
 from edl.trainer.recomputed_parts import UNCHECKED, StepTrial
+from edl.trainer.seating import Seating
+from edl.trainer.step_end import BatchEnds
 from edl.trainer.virtual_steps import (
     LOADING,
     LoadedParts,
@@ -31,6 +34,7 @@ from edl.trainer.virtual_steps import (
     rows_of,
     stand_ins,
 )
+from edl.trainer.worker_shell import WorkerShell
 
 GIVE_IDS: Final = (
     "--verify-compute: a part of another worker needs its samples: give edl.microbatches the ids of "
@@ -44,16 +48,20 @@ OF_STREAM: Final = (
 
 
 class PartFinder:
+    """The parts of one trainer. Implements `edl.trainer.virtual_steps.VirtualPort`."""
+
     def __init__(
         self,
-        machine: WorkerMachine,
-        leases: LeaseBuffer,
+        framework: Framework,
+        shell: WorkerShell,
+        seating: Seating,
+        ends: BatchEnds,
         steps_before: Callable[[], int],
-        judge: Callable[[ComputeVerdict], None],
     ) -> None:
-        """`steps_before`: of earlier lives. `judge` acts on parts that come out otherwise the second time."""
-        self._machine, self._leases = machine, leases
-        self._steps_before, self._judge = steps_before, judge
+        """`steps_before`: of earlier lives."""
+        self._framework, self._shell, self._seating, self._ends = framework, shell, seating, ends
+        self._machine, self._leases = shell.machine, shell.leases
+        self._steps_before = steps_before
         self.virtual = 0  # virtual workers of the job
 
     @property
@@ -61,7 +69,11 @@ class PartFinder:
         """Return the number of the mini-batch being worked on, in this life."""
         return self._machine.step + 1
 
-    def of_step(self, batch: Any, *, rehearses: bool) -> VirtualParts:
+    @property
+    def _rehearses(self) -> bool:
+        return self._shell.rehearsals.left > 0
+
+    def parts_of_step(self, batch: Any) -> VirtualParts:
         """Return this worker's parts of the mini-batch being worked on. Raises UsageError."""
         spec = self._machine.opened
         if spec is None:
@@ -69,7 +81,7 @@ class PartFinder:
                 "edl.microbatches(): virtual workers take their samples from edl.elastic_shard_generator() or "
                 "edl.ElasticDataLoader: iterate one of them, or start the job without --virtual-workers"
             )
-        if rehearses:
+        if self._rehearses:
             return rehearsed(spec, rows_of(batch))
         lease = self._leases.at(self._step)
         if lease is None:
@@ -79,16 +91,18 @@ class PartFinder:
         parts = parts_of(spec, lease, self._step)
         return parts if parts.parts else stand_ins(spec, parts, rows_of(batch))
 
-    def loads_of(self, ids: Ids, *, rehearses: bool) -> list[PartLoad]:
+    def loads_of(self, ids: Ids) -> list[PartLoad]:
         """Return what the parts of the mini-batch being worked on are loaded from; those of others that this worker
         may compute again, too.
         """
-        parts, lease = self.of_step(ids, rehearses=rehearses), self._leases.at(self._step)
+        parts, lease = self.parts_of_step(ids), self._leases.at(self._step)
         return [*loads(parts, ids), *self._loads_again(parts, lease, self._step)]
 
     def loads_coming(self, count: int) -> list[PartLoad]:
         """Return the next `count` parts after this step, of its epoch, as far as they are leased."""
         found: list[PartLoad] = []
+        if self._rehearses:
+            return found
         step, spec = self._step, self._machine.opened
         now = self._leases.at(step)
         while spec is not None and now is not None and len(found) < count:
@@ -99,6 +113,33 @@ class PartFinder:
             parts = parts_of(spec, lease, step)
             found += [*loads(parts, self._ids(lease, step)), *self._loads_again(parts, lease, step)]
         return found
+
+    # ------------------------------------------------------------------------------------ what loops ask of the trainer
+
+    def adding_up(self) -> AbstractContextManager[None]:
+        return self._framework.adding_up()
+
+    def step_of_all_lives(self) -> int:
+        return self._steps_before() + self._step
+
+    def tell_bits(self, bits: str) -> None:
+        self._shell.hear(BitsStand(bits))
+
+    @property
+    def corrupt_since(self) -> int:
+        since = self._ends.corrupt_since
+        return since and self._steps_before() + since
+
+    @property
+    def keeps_digests(self) -> bool:
+        return self._shell.audit.on
+
+    def keep_digests(self, loop: int, digests: Sequence[tuple[int, int]]) -> None:
+        """Keep the digests of this step's parts in the audit. Raises SystemExit where a replay ends."""
+        step = self.step_of_all_lives()
+        self._shell.audit.computed(step, loop, digests)
+        if (until := self._seating.started().replay_until) is not None and step >= until:
+            raise SystemExit(0)
 
     # ------------------------------------------------------------------------------------------- what is computed again
 
@@ -112,14 +153,14 @@ class PartFinder:
             return UNCHECKED
         lease, rank = self._leases.at(self._step), self._machine.rank
         if lease is None or not parts.counts:
-            return StepTrial((), rank, self.virtual, self._judge)
+            return StepTrial((), rank, self.virtual, self._ends.judge)
         if lease.by_shard:
             raise UsageError(OF_STREAM)
         if not (isinstance(batch, LoadedParts) or self._are_ids(batch, lease)):
             raise UsageError(GIVE_IDS)
         found = self._recomputed(parts, lease, self._step)
         besides = [] if isinstance(batch, LoadedParts) else self._with_samples(parts, lease, self._step, 1)
-        return StepTrial(found, rank, self.virtual, self._judge, besides)
+        return StepTrial(found, rank, self.virtual, self._ends.judge, besides)
 
     def _are_ids(self, batch: Any, lease: Lease) -> bool:
         return isinstance(batch, np.ndarray) and np.array_equal(batch, self._ids(lease, self._step))

@@ -81,7 +81,7 @@ class PartNotes:
         return [*given, int(self.short), *self._scales.differing, *self._trial.told()]
 
     def hear(self, told: Sequence[int]) -> list[TimesGiven] | None:
-        """Return what all workers gave of each tensor. None: a scale did not suffice, on any of them."""
+        """Return what all workers gave of each tensor. None: on at least one of them a scale did not suffice."""
         numbers = LANES * len(self._lanes)
         if told[numbers]:
             return None
@@ -105,8 +105,8 @@ class PartNotes:
             raise UsageError("the workers train different models: all must build the same one, and name it alike")
         marks = self._scales.marks
         most = largest([*marks, *(-one for one in marks)])
-        self._scales.hear_differing(
-            [int(one != -other) for one, other in zip(most[: len(marks)], most[len(marks) :], strict=True)]
+        self._scales.hear_unlike(
+            [one != -other for one, other in zip(most[: len(marks)], most[len(marks) :], strict=True)]
         )
         agreed = largest([self._need(name) for name in names])
         updated = set(parameters)

@@ -1,19 +1,33 @@
-"""Forming the next ring on a thread of its own, beside the ring in which the training thread works.
+"""Forming the next ring on a thread of its own, beside the ring in which the training thread works, and going there.
 
-Owns: that thread, and that there is one at a time. Does not own: when a ring is prepared, adopted or let go of
-(`edl.core.worker.next_ring`), nor how (`edl.collectives.ring_port`).
+Owns: that thread, and that there is one at a time; the change from one ring to the next, and its time. Does not own:
+when a ring is prepared, adopted or let go of (`edl.core.worker.next_ring`), nor how (`edl.collectives.ring_port`).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable
 
-from edl.core.worker.worker_inputs import RingNotPrepared, RingPrepared
-from edl.errors import RingBroken, RingFault
+from edl.core.worker.worker_inputs import (
+    AdoptRing,
+    EnterRing,
+    Input,
+    RingFailed,
+    RingFormed,
+    RingNotPrepared,
+    RingPrepared,
+)
+from edl.errors import EdlError, RingBroken, RingFault
+from edl.protocol.assignment import Assignment
+from edl.protocol.leader_messages import Pause
 from edl.protocol.ring_places import Place
 from edl.trainer.framework_port import Framework
 from edl.trainer.state_handoff import StateHandoff
+
+logger = logging.getLogger("edl")
 
 BEGIN_S = 10.0  # between the word that a ring begins and its thread
 
@@ -112,3 +126,81 @@ class RingBuilder:
     def _let_go(self, generation: int) -> None:
         self._framework.ring.release(generation)
         self._beside.withdraw(generation)
+
+
+class RingSwitch:
+    """The changes of one trainer from its ring to another one, and what they cost. On the training thread."""
+
+    def __init__(self, framework: Framework, beside: StateHandoff, builder: RingBuilder) -> None:
+        self._framework, self._beside, self._builder = framework, beside, builder
+        self._moments: list[float] = []  # of the change under way
+
+    def begin(self) -> None:
+        """Note that a mini-batch has ended after which this worker waits for another ring."""
+        self._moments = [time.monotonic()]
+
+    def end(self) -> None:
+        """Note that a mini-batch counts in the ring that this worker has come to."""
+        self._moments = []
+
+    def enter(self, command: EnterRing | AdoptRing, timeout_s: float) -> Input:
+        """Leave this ring for the assigned one: form it now, unless it stands beside this one already."""
+        now = time.monotonic()
+        self._moments = [self._moments[0] if self._moments else now, now]
+        self._beside.drop()
+        try:
+            if isinstance(command, AdoptRing):
+                self._adopt(command.assignment)
+            else:
+                self._form(command, timeout_s)
+        except RingBroken as error:
+            return RingFailed(str(error))
+        except Exception as error:
+            if isinstance(error, EdlError):
+                raise
+            return failed_by(error)
+        self._moments.append(time.monotonic())
+        return RingFormed()
+
+    def _adopt(self, assignment: Assignment) -> None:
+        place = assignment.place
+        self._framework.discard()
+        self._moments.append(time.monotonic())
+        self._framework.ring.adopt(place.generation)
+        if assignment.beside and place.rank == 0:
+            self._beside.keep_offer(place.generation)
+        else:
+            self._beside.withdraw(place.generation)
+
+    def _form(self, command: EnterRing, timeout_s: float) -> None:
+        ring, place = self._framework.ring, command.assignment.place
+        if command.begun:
+            ring.abort(range(place.generation))
+        else:
+            if command.cut:
+                ring.abort()
+            ring.leave()
+        self._framework.discard()
+        self._moments.append(time.monotonic())
+        if command.begun:
+            self._builder.wait_formed(place.generation)
+            ring.adopt(place.generation)
+        else:
+            ring.enter(place, timeout_s)
+
+    @property
+    def pause(self) -> Pause:
+        """Return the cost of the change of rings that ends now, in milliseconds. `total` begins at the end of a void
+        batch, and has the wait for orders in it; else it begins when the worker leaves its ring.
+        """
+        began, started, left, entered = self._moments
+        done = time.monotonic()
+        parts = (left - started, entered - left, done - entered, done - began)
+        return Pause(*(round(1000 * seconds, 2) for seconds in parts))
+
+
+def failed_by(error: Exception) -> RingFailed:
+    """Take an error that is no broken ring for a ring that failed to form: another ring may not meet it."""
+    fault = RingFault.of(error)
+    logger.warning("a ring was not entered: %s", fault, exc_info=error)
+    return RingFailed(str(fault))

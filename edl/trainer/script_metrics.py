@@ -16,6 +16,7 @@ from edl.trainer import measuring
 from edl.trainer.data.source import positive, samples_of
 from edl.trainer.framework_port import Framework
 from edl.trainer.step_end import BatchEnds
+from edl.trainer.virtual_steps import AFTER
 
 logger = logging.getLogger("edl")
 
@@ -26,24 +27,35 @@ class ScriptMetrics:
     """Metrics of one trainer, on the training thread."""
 
     def __init__(
-        self, framework: Framework, machine: WorkerMachine, ends: BatchEnds, own_samples: Callable[[], int | None]
+        self,
+        framework: Framework,
+        machine: WorkerMachine,
+        ends: BatchEnds,
+        own_samples: Callable[[], int | None],
+        begin_numbers: Callable[[int], None],
     ) -> None:
-        """`own_samples`: of this worker in the mini-batch being worked on; None if its data are the script's own."""
+        """`own_samples`: of this worker in the mini-batch being worked on; None if its data are the script's own.
+        `begin_numbers`: begins random numbers for the batch of an evaluation with that first sample, or after all.
+        """
         self._framework = framework
         self._machine = machine
         self._ends = ends
         self._own_samples = own_samples
+        self._begin_numbers = begin_numbers
         self._computes = False  # the script's function is called
 
     def evaluate(self, function: Function, source: int | Sized, batch_size: int) -> dict[str, Any]:
         """Return sums over all samples, each of which one worker computes."""
         batch = positive("batch_size", batch_size, "the samples of one call of the function")
         work = measuring.Measuring(self._noted(function), samples_of(source), batch)
-        return measuring.measured(self._ends.evaluate(work))
+        found = self._ends.evaluate(work)
+        self._begin_numbers(AFTER)
+        return measuring.measured(found)
 
     def _noted(self, function: Function) -> Function:
         def computing(ids: Any) -> Any:
             self._computes = True
+            self._begin_numbers(int(ids[0]))
             try:
                 return function(ids)
             finally:

@@ -28,16 +28,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from edl.checkpoints.worker_stages import WorkerStage, whole
 from edl.core.worker.worker_inputs import CopyFailed, CopyTaken
 from edl.errors import CheckpointError, said_of
 from edl.protocol.checkpoint_record import SPARE, Save
 from edl.protocol.ring_places import Place
 from edl.trainer import random_states
-from edl.trainer.framework_port import Framework, Snapshot
+from edl.trainer.framework_port import Framework, Snapshot, StatePiece
 from edl.trainer.registered_state import RegisteredState, Stored
+from edl.trainer.stage_exchange import StageExchange
 
 if TYPE_CHECKING:
-    from edl.checkpoints.manifest import Slice, StoredTensor
+    from edl.checkpoints.manifest import Belongs, Slice, StoredTensor
     from edl.checkpoints.part_files import PartPlan
 import platform
 import sys
@@ -90,10 +92,12 @@ class SnapshotWriter:
         self._thread = ThreadPoolExecutor(1, "edl-copy")  # one that stays: starting another waits until it runs
         self._has_spare = False  # memory for a copy is touched, or will be before the next one is taken
         self._limb, self._processes = 0, 1  # this process's place among those of its worker
+        self._stages: StageExchange | None = None  # of several
 
-    def join_limbs(self, limb: int, processes: int) -> None:
+    def join_limbs(self, limb: int, processes: int, stages: StageExchange) -> None:
         """Note the place of this process among those of its worker."""
         self._limb, self._processes = limb, processes
+        self._stages = stages
 
     def prepare(self, place: Place, folder: Path) -> None:
         """Touch memory for a copy, once, on the other thread; after an update, when it is known what there is to copy.
@@ -180,16 +184,20 @@ class SnapshotWriter:
         from edl.checkpoints.part_files import Own, PartCopy, StateHead
 
         self._has_spare = True
-        snapshot, registered, own_tensors, tensors, (parts, here) = self._laid_out(save.parts, beside=beside)
+        stage, snapshot, registered, own_tensors, tensors, (parts, here) = self._laid_out(save.parts, beside=beside)
         save = msgspec.structs.replace(
             save, part=save.part * self._processes + self._limb, parts=save.parts * self._processes
         )
-        head = StateHead(self._framework.name, snapshot.description, registered.tree, tensors, parts, versions())
-        layout = checksum_of(msgspec.msgpack.encode((tensors, parts))) if self._processes > 1 else ""
-        own = Own(random_states.taken(self._framework), head if save.part == 0 else None, layout)
+        described = (self._framework.name, snapshot.description, registered.tree)
+        head = StateHead(*described, tensors, parts, versions(), stage.processes)
+        is_first = save.part == stage.processes[0]  # at rank 0
+        witness = "" if self._stages is None else self._stages.witness()
+        layout = checksum_of(msgspec.msgpack.encode((tensors, parts, witness))) if self._processes > 1 else ""
+        own = Own(random_states.taken(self._framework), head if is_first else None, layout, stage.number)
         slices, known = parts[save.part], {tensor.name: tensor for tensor in tensors}
-        readers: dict[str, Reader] = {one.form[0]: one.read for one in snapshot.late}
-        if save.part == 0:
+        late = tensors[len(own_tensors) :]
+        readers: dict[str, Reader] = {of.name: one.read for of, one in zip(late, snapshot.late, strict=True)}
+        if is_first:
             copies = [*(bytes(one.read()) for one in snapshot.early), *(one.raw for one in registered.contents)]
             readers |= {one.name: _of(copy) for one, copy in zip(own_tensors, copies, strict=True)}
         content = PartCopy(
@@ -208,20 +216,32 @@ class SnapshotWriter:
         from edl.checkpoints.manifest import StoredTensor
         from edl.checkpoints.part_files import cut
 
+        stage = whole(1) if self._stages is None else self._stages.stage
+
+        def stored(one: StatePiece) -> StoredTensor:
+            name, dtype, shape, size = one.form
+            if not one.of_model:
+                return StoredTensor(stage.name(name), dtype, shape, size, "optimizer")
+            belongs: Belongs = "stage" if name in stage.again else "model"
+            return StoredTensor(stage.model_name(name), dtype, shape, size, belongs)
+
         snapshot = self._framework.snapshot(beside=beside)
         registered = self._extras.stored(self._framework)
-        early = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.early]
-        more = [StoredTensor(registered_tensor(one.path), *one.form, "registered") for one in registered.contents]
-        late = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.late]
+        early, late = list(map(stored, snapshot.early)), list(map(stored, snapshot.late))
+        more = [
+            StoredTensor(stage.name(registered_tensor(one.path)), *one.form, "registered")
+            for one in registered.contents
+        ]
         of_rank_0 = (*early, *more)
-        held = {one.form[0]: one.held for one in snapshot.late if one.held}
-        parted = cut(of_rank_0, late, workers, self._processes, held)
-        return _LaidOut(snapshot, registered, of_rank_0, (*of_rank_0, *late), parted)
+        held = {of.name: one.held for of, one in zip(late, snapshot.late, strict=True) if one.held}
+        parted = cut(of_rank_0, late, workers, self._processes, held, stage.processes)
+        return _LaidOut(stage, snapshot, registered, of_rank_0, (*of_rank_0, *late), parted)
 
 
 class _LaidOut(NamedTuple):
     """The state to copy, and the bytes of it that each process of each worker copies."""
 
+    stage: WorkerStage
     snapshot: Snapshot
     registered: Stored
     of_rank_0: tuple[StoredTensor, ...]  # that it alone copies

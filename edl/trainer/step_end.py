@@ -14,6 +14,7 @@ from edl.core.worker.compute_check import ComputeVerdict
 from edl.core.worker.digest import final
 from edl.core.worker.next_move import changes_after, given_up
 from edl.core.worker.worker_inputs import StatesEqual
+from edl.core.worker.worker_states import ENDING
 from edl.errors import EdlError, JobFailed, RingBroken, UsageError
 from edl.host.imported_modules import tell_imported
 from edl.protocol.divergence_report import Fingerprint
@@ -270,12 +271,23 @@ class BatchEnds:
         return self._comparison.corrupt_since
 
     def state_at_end(self) -> tuple[Fingerprint, ...]:
-        """Return what the leader compares when the script has ended; nothing if it never trained."""
+        """Return what the leader compares when the script has ended; nothing if it never trained, has failed, or has
+        changed its model so that edl cannot read it.
+        """
         machine, due = self._machine, self._framework.updates_due
-        if not machine.generation or not machine.step:
+        if machine.failure or machine.state in ENDING or not machine.generation or not machine.step:
             return ()
-        updates = 0 if machine.void is not None else due.made_after(machine.step)
-        return final(machine.step, self._comparison.last(), updates)
+        try:
+            updates = 0 if machine.void is not None else due.made_after(machine.step)
+            return final(machine.step, self._comparison.last(), updates)
+        except Exception as error:  # noqa: BLE001 - whatever a script and its framework make of it
+            logger.warning(
+                "what this script has trained cannot be compared with the other workers', as it was changed after the "
+                "last step in a way that edl cannot read: %s: %s",
+                type(error).__name__,
+                error,
+            )
+            return ()
 
     # ------------------------------------------------------------------------------------ evaluations between batches
 

@@ -37,6 +37,7 @@ HELD: Final = "held"
 NAME: Final = "edl.virtual"  # among registered values
 LOADING: Final = -1  # the loop over parts by whose seed samples are loaded
 BEFORE: Final = -2  # the virtual worker by whose seed a loader's mini-batch begins, before any part
+EVALUATED: Final = -2  # stands for the epoch of samples that are evaluated
 AFTER: Final = -1  # the virtual worker by whose seed a script's random numbers go on after the parts
 TAKE_PARTS: Final = (
     "this job has virtual workers (--virtual-workers), whose parts of a step are computed one by one: loop over "
@@ -92,6 +93,14 @@ class Scales:
         names = [name for name, count in zip(sorted(self._here), workers, strict=True) if count]
         if names:
             self.lose(f"since step {self._step()}: a worker with another {' and another '.join(names)}")
+
+    def hear_unlike(self, unlike: Sequence[bool]) -> None:
+        """Note in which conditions the workers of this step are not alike. In the job's first step each took its own
+        for the job's, which then has none there: what all keep is the same.
+        """
+        self.hear_differing(unlike)
+        names = (name for name, is_unlike in zip(sorted(self._here), unlike, strict=True) if is_unlike)
+        self._of_job = {**self._of_job, **dict.fromkeys(names, "")}
 
     def lose(self, why: str) -> None:
         """Note that bits are not held any more; the first reason stays."""
@@ -292,7 +301,7 @@ class VirtualSteps:
     """The loops of one trainer over parts of steps."""
 
     def __init__(self, sums: PartSums, sort: Tensors, port: VirtualPort, virtual: int) -> None:
-        self._sums, self._machine = sums, machine()
+        self._sums, self._kind = sums, {"machine": machine(), "set of instructions": instructions()}
         self.scales = Scales(self._conditions(), port.step_of_all_lives)
         self._sort = sort
         self._port = port
@@ -339,11 +348,11 @@ class VirtualSteps:
         self.begin_part()
 
     def begin_part(self) -> None:
-        """Begin the newest part, once more where what it gives is taken before its caller has gone on."""
+        """Begin the newest part, perhaps once more: its random numbers, and the statistics of its model."""
         self._sums.begin_part(self._seed)
 
     def _conditions(self, batch: int = 0) -> dict[str, str]:
-        return {"machine": self._machine, "batch": str(batch or ""), **self._sums.conditions()}
+        return {**self._kind, "batch": str(batch or ""), **self._sums.conditions()}
 
     def _within(self, batch: Any, part: PartOfStep, rows: int, most: int | None) -> Iterator[tuple[Any, float]]:
         """Yield one virtual worker's samples, in as many pieces as a memory for `most` samples asks for."""
@@ -367,6 +376,13 @@ class VirtualSteps:
         """Begin a script's random numbers for a mini-batch: what loading has drawn depends on who loads which part."""
         self._sums.seed(self._port.parts_of_step(ids).common.seed_of(BEFORE, 0))
 
+    def begin_evaluated(self, first: int) -> None:
+        """Begin a script's random numbers for a batch of an evaluation, by its `first` sample; by `AFTER`: those after
+        the evaluation, of which each worker computes other batches.
+        """
+        place = StepPlace(0, EVALUATED, self._port.step_of_all_lives())
+        self._sums.seed(place.seed_of(first, 0))
+
     def begin_anew(self) -> None:
         """Forget the loops of a mini-batch that has ended: if it was void it comes again, with the same seeds."""
         self._calls = (0, 0)
@@ -377,6 +393,8 @@ class VirtualSteps:
         return self._calls[1]
 
 
+CPUINFO: Final = Path("/proc/cpuinfo")
+VECTORS: Final = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16", "i8mm")  # as instructions begin
 MOST_COLUMNS: Final = 4  # of a mini-batch that is a list
 
 
@@ -404,11 +422,24 @@ class LoadedParts:
         raise UsageError(TAKE_PARTS)
 
 
-def machine() -> str:
-    """Return the kind of this machine's processor, as kernels look at it."""
-    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
-    return " ".join([platform.machine(), *sorted(names)])
+def machine(cpuinfo: Path = CPUINFO) -> str:
+    """Return the kind of this machine's processor."""
+    return " ".join([platform.machine(), *sorted(_told_of_processors(cpuinfo, "model name"))])
+
+
+def instructions(cpuinfo: Path = CPUINFO) -> str:
+    """Return what kernels of mathematics are chosen by: the vector instructions, of which a virtual machine may hide
+    some, and ARM's kinds of processors, which have no names.
+    """
+    told = [word for words in _told_of_processors(cpuinfo, "flags", "Features") for word in words.split()]
+    kinds = _told_of_processors(cpuinfo, "CPU implementer", "CPU part")
+    return " ".join(sorted({*kinds, *(word for word in told if word.startswith(VECTORS))}))
+
+
+def _told_of_processors(cpuinfo: Path, *names: str) -> set[str]:
+    lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.exists() else []
+    pairs = (line.partition(":") for line in lines)
+    return {value.strip() for name, _, value in pairs if name.strip() in names}
 
 
 def cut_rows(batch: Any, start: int, stop: int, rows: int, sort: Tensors) -> Any:

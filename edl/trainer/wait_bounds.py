@@ -26,7 +26,8 @@ from edl.core.worker.worker_inputs import ScriptStands
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import TrainerState
 from edl.protocol.leader_messages import ScriptPlace, clipped
-from edl.trainer.worker_shell import RingWait, WorkerShell
+from edl.trainer.ring_waits import RingWait
+from edl.trainer.worker_shell import WorkerShell
 
 LONGEST_LOOK_S: Final = 0.25
 LOOKS: Final = 16  # in a step time-out, at least
@@ -76,12 +77,12 @@ class RingWatch:
         pulse = ring.pulse() if generation else None
         waited_s = self._patience.look((generation, shell.machine.step), pulse, now)
         self._in_vain = pulse is not None and waited_s >= shell.step_timeout_s
-        if pulse is None or (generation == shell.awaited.generation and shell.awaited.waited_s):
+        if pulse is None or (generation == shell.waits.newest.generation and shell.waits.newest.waited_s):
             return  # nothing is waited for; or that was given up, and who waits there is about to find it
         if waited_s >= self._bound_s():
-            shell.give_up_waiting(RingWait(generation, ring.awaits(), round(waited_s, 1)))
+            shell.waits.give_up(RingWait(generation, ring.awaits(), round(waited_s, 1)))
         else:
-            shell.awaited = RingWait(generation, ring.awaits() if waited_s >= self._settled_s() else "")
+            shell.waits.newest = RingWait(generation, ring.awaits() if waited_s >= self._settled_s() else "")
 
     def _settled_s(self) -> float:
         """Return the seconds after which a wait counts as one that is not about to end."""
@@ -105,7 +106,7 @@ class RingWatch:
         if working != self._working or machine.state is not TrainerState.TRAINING or machine.failure:
             self._working, self._since, self._told_at = working, now, 0.0
             return
-        awaited = self._shell.awaited
+        awaited = self._shell.waits.newest
         awaits = awaited.what if awaited.generation == machine.generation else ""
         is_news = self._is_over(awaits, now) or now - self._told_at >= timeout_s / TELL_AGAIN
         if now - self._since < timeout_s / 2 or not is_news:

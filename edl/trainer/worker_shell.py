@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from edl import ownership
 from edl.core.job.deadlines import Deadlines
@@ -50,7 +49,6 @@ from edl.core.worker.worker_inputs import (
     RecordStep,
     ReleaseRing,
     RingFailed,
-    RingFormed,
     SendState,
     SetWeight,
     StateComes,
@@ -68,10 +66,9 @@ from edl.core.worker.worker_inputs import (
 from edl.core.worker.worker_inputs import BatchVoid as Void
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import ENDING, TrainerState
-from edl.errors import EdlError, JobFailed, RingBroken, RingFault, UsageError
-from edl.protocol.assignment import Assignment, Orders, Verdict
+from edl.errors import EdlError, JobFailed, RingBroken, UsageError
+from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.checkpoint_record import Save
-from edl.protocol.leader_messages import Pause
 from edl.protocol.ring_places import solo
 from edl.trainer.daemon_link import DaemonLink
 from edl.trainer.data.audit_files import Audit
@@ -81,7 +78,8 @@ from edl.trainer.exit_paths import Interruption, Leaving, exit_preempted
 from edl.trainer.framework_port import Framework
 from edl.trainer.limb_agreement import LimbAgreement
 from edl.trainer.registered_state import RegisteredState
-from edl.trainer.ring_builder import RingBuilder
+from edl.trainer.ring_builder import RingBuilder, RingSwitch, failed_by
+from edl.trainer.ring_waits import RingWaits
 from edl.trainer.snapshot_writer import SnapshotWriter
 from edl.trainer.state_handoff import StateHandoff, StateSource
 from edl.trainer.step_undo import StepUndo
@@ -105,21 +103,6 @@ Aside = (
 PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 
 
-class RingWait(NamedTuple):
-    """The wait of a trainer in the ring of a generation."""
-
-    generation: int = 0
-    what: str = ""  # empty: nothing, or not for long
-    waited_s: float = 0.0  # after so long without any movement it has given that ring up; 0.0: it has not
-
-    @property
-    def told(self) -> str:
-        """Why that ring is broken, if it was given up here."""
-        if not self.waited_s:
-            return ""
-        return f"not all members came to {self.what or 'a collective'} in {self.waited_s:g} s (--step-timeout)"
-
-
 class WorkerShell:
     """The machine of one trainer, and its hands. What is not said to be any thread's is the training thread's."""
 
@@ -128,7 +111,7 @@ class WorkerShell:
     ) -> None:
         """`rehearsals`: of a newcomer, in its ring of one."""
         self.count = SharedPage.unshared().count()  # in the daemon's page, once there is one
-        self.machine = WorkerMachine(leases, self.count, self._pause)
+        self.machine = WorkerMachine(leases, self.count, lambda: self._change.pause)
         self.audit = Audit()
         self.step_timeout_s = 0.0  # set by `init`, as the number of the training thread
         self.thread = 0
@@ -144,6 +127,7 @@ class WorkerShell:
         self.kept = StepUndo(framework, extras)
         self.beside = StateHandoff(framework, extras)
         self._preparer = RingBuilder(framework, self.beside, self.hear)
+        self._change = RingSwitch(framework, self.beside, self._preparer)
         self.copier = SnapshotWriter(framework, extras, self.hear)
         self.interruption = Interruption(lambda: self.machine.state in ENDING)
         self._link: DaemonLink | None = None
@@ -153,11 +137,10 @@ class WorkerShell:
         self._weighed = 0  # number of the weight that holds
         self._measured = 0  # the generation in which the size of its state was
         self._applied: float | None = None  # the weight of this worker in the newest update
-        self._moments: list[float] = []  # of the change of rings under way
         self._settled: int | None = None  # the step after which the newest came that counts, whatever fails beside it
         self._reduced: int | None = None  # the step after which the newest came that has had a collective
         self._patient_until = time.monotonic() + PATIENCE_S
-        self.awaited = RingWait()
+        self.waits = RingWaits(framework)
         self.limbs: LimbAgreement | None = None  # of a worker of several processes
         self._vote: UpdateVote | None = None  # of those, on the mini-batch being worked on
         self._has_state = False  # a state has come beside that mini-batch
@@ -218,16 +201,17 @@ class WorkerShell:
         if orders.resumable:
             self.interruption.begin(orders.reason)
 
-    def introduce(self) -> None:
-        """Tell the machine what this trainer is able to do. Call it before the trainer has a daemon."""
-        framework = self._framework
-        self.machine.introduce(prepares=framework.ring.prepares, sends_state=framework.apart is not None)
+    def introduce(self, limbs: int) -> None:
+        """Tell the machine what this trainer is able to do, as one of so many processes. Call it before the trainer has
+        a daemon.
+        """
+        able = {"prepares": self._framework.ring.prepares, "sends_state": self._framework.apart is not None}
+        self.machine.introduce(**able, limbs=limbs)
 
     def join_limbs(self, limbs: LimbAgreement, processes: int, exchange: Callable[[int, int], list[int]]) -> None:
         """Decide as the other processes of this worker. `exchange`: a number with the members of a prepared ring."""
         self.limbs = limbs
-        self.machine.be_one_of(processes)
-        self.copier.join_limbs(limbs.limb, processes)
+        self.copier.join_limbs(limbs.limb, processes, limbs.stages)
         self._preparer.exchange = exchange
 
     def take_first(self) -> None:
@@ -241,26 +225,8 @@ class WorkerShell:
         """
         if keep:
             self.kept.keep_registered()
-        awaited = self._awaited_here()
-        self.hear(Void(self._why(error), awaited.what, awaited.waited_s))
-
-    def give_up_waiting(self, awaited: RingWait) -> None:
-        """Cut a ring in which nothing has moved for too long: who waits there gets RingBroken. Any thread."""
-        self.awaited = awaited
-        self._framework.ring.abort(range(awaited.generation, awaited.generation + 1))
-
-    def _awaited_here(self) -> RingWait:
-        """Return what this worker has waited for in the ring where it sits now."""
-        awaited = self.awaited
-        place = self._framework.ring.place if awaited.generation else None
-        return RingWait() if place is None or place.generation != awaited.generation else awaited
-
-    def waited_in_vain(self) -> str:
-        """Say for people what this worker has waited for in its ring, if that is broken."""
-        awaited = self._awaited_here()
-        if not awaited.what or self._framework.ring.pulse() is not None:
-            return ""
-        return awaited.told or f"it had waited for {awaited.what}, to which not all members came"
+        wait = self.waits.here()
+        self.hear(Void(self.waits.why(error), wait.what, wait.waited_s))
 
     def hear_why(self, reason: str) -> str:
         """The script ends by a collective that has failed, and to which not all members had come. Wait for moments for
@@ -278,10 +244,6 @@ class WorkerShell:
         except JobFailed as error:
             return str(error)
         return ""
-
-    def _why(self, error: BaseException) -> str:
-        """Say why a collective has failed. If this worker has cut the ring, the error does not know the reason."""
-        return self._awaited_here().told or str(error) or repr(error)
 
     def void_beside(self, error: BaseException) -> None:
         """A collective beside the mini-batches has failed. One that is settled stays what it is: the ring is broken, so
@@ -340,14 +302,14 @@ class WorkerShell:
     def end_batch(self, *, attention: bool) -> None:
         """A mini-batch that counts. Comes back where the script may train on."""
         if not self.machine.awaits_state:  # else its change of rings is told once the last portion has come
-            self._moments = []
+            self._change.end()
         self._applied = self._framework.applied()  # once the step is counted, a pipeline's thread may weigh the next
         self._vote = None
         self.hear(BatchEnded(attention))
 
     def end_uncommitted_batch(self) -> None:
         """One that was void, unless a peer has applied it; or a rehearsal. Comes back in the next ring."""
-        self._moments = [time.monotonic()]
+        self._change.begin()
         self.copier.note_void()
         self.begin_again()
         self.hear(BatchEnded())
@@ -416,7 +378,7 @@ class WorkerShell:
             case AwaitOrders():
                 return OrdersRead(self._await_orders())
             case EnterRing() | AdoptRing():
-                return self._enter(command)
+                return self._change.enter(command, self.step_timeout_s)
             case Agree(vote):
                 return self._agree(vote)
             case CopyState() | CopyRest() | FetchState():
@@ -477,60 +439,15 @@ class WorkerShell:
             self._patient_until = time.monotonic() + PATIENCE_S
         return orders
 
-    def _enter(self, command: EnterRing | AdoptRing) -> Input:
-        """Leave this ring for the assigned one: form it now, unless it stands beside this one already."""
-        now = time.monotonic()
-        self._moments = [self._moments[0] if self._moments else now, now]
-        self.beside.drop()
-        try:
-            if isinstance(command, AdoptRing):
-                self._adopt(command.assignment)
-            else:
-                self._form(command)
-        except RingBroken as error:
-            return RingFailed(str(error))
-        except Exception as error:
-            if isinstance(error, EdlError):
-                raise
-            return _failed_by(error)
-        self._moments.append(time.monotonic())
-        return RingFormed()
-
-    def _adopt(self, assignment: Assignment) -> None:
-        place = assignment.place
-        self._framework.discard()
-        self._moments.append(time.monotonic())
-        self._framework.ring.adopt(place.generation)
-        if assignment.beside and place.rank == 0:
-            self.beside.keep_offer(place.generation)
-        else:
-            self.beside.withdraw(place.generation)
-
-    def _form(self, command: EnterRing) -> None:
-        ring, place = self._framework.ring, command.assignment.place
-        if command.begun:
-            ring.abort(range(place.generation))
-        else:
-            if command.cut:
-                ring.abort()
-            ring.leave()
-        self._framework.discard()
-        self._moments.append(time.monotonic())
-        if command.begun:
-            self._preparer.wait_formed(place.generation)
-            ring.adopt(place.generation)
-        else:
-            ring.enter(place, self.step_timeout_s)
-
     def _agree(self, vote: Vote) -> Input:
         try:
             return VotesHeard(Vote(*self._framework.ring.largest(vote)))
         except RingBroken as error:
-            return RingFailed(self._why(error))
+            return RingFailed(self.waits.why(error))
         except Exception as error:
             if isinstance(error, EdlError):
                 raise
-            return _failed_by(error)
+            return failed_by(error)
 
     def _fetch(self, command: FetchState) -> Input:
         self.copier.finish()
@@ -624,7 +541,7 @@ class WorkerShell:
             else:
                 self._copy_rest(command)
         except RingBroken as error:
-            return Void(self._why(error)) if self.machine.sits else RingFailed(self._why(error))
+            return Void(self.waits.why(error)) if self.machine.sits else RingFailed(self.waits.why(error))
         return StateCopied()
 
     def _copy_state(self, command: CopyState) -> None:
@@ -649,15 +566,6 @@ class WorkerShell:
                 if command.stand_ins:
                     self.kept.keep_statistics(of_nobody=command.weightless)
 
-    def _pause(self) -> Pause:
-        """Return the cost of the change of rings that ends now, in milliseconds. `total` begins at the end of a void
-        batch, and has the wait for orders in it; else it begins when the worker leaves its ring.
-        """
-        began, started, left, entered = self._moments
-        done = time.monotonic()
-        parts = (left - started, entered - left, done - entered, done - began)
-        return Pause(*(round(1000 * seconds, 2) for seconds in parts))
-
     def _end(self, command: EndScript | Fail | BreakIteration) -> None:
         match command:
             case EndScript(""):
@@ -671,13 +579,6 @@ class WorkerShell:
                 raise JobFailed(reason)
             case BreakIteration():
                 raise RingBroken("Horovod's ring is given up, and with it this iteration over the data")
-
-
-def _failed_by(error: Exception) -> RingFailed:
-    """Take an error that is no broken ring for a ring that failed to form: another ring may not meet it."""
-    fault = RingFault.of(error)
-    logger.warning("a ring was not entered: %s", fault, exc_info=error)
-    return RingFailed(str(fault))
 
 
 def _let_go(act: Callable[[], object]) -> None:

@@ -97,7 +97,7 @@ class EdlTrainerMixin:
         """Join the job, unless the script has called `edl.init()` before. The arguments are the Trainer's."""
         if not seat.began:
             elastic.init()
-        seat.check_alone("EdlTrainer")
+        seat.seating.check_alone("EdlTrainer")
         given = next((one for one in (*args, *kwargs.values()) if isinstance(one, TrainingArguments)), None)
         if given is None:
             given = kwargs["args"] = TrainingArguments()
@@ -258,12 +258,12 @@ class EdlTrainerMixin:
         """Yield the batches of each virtual worker that this worker computes in a step, as `_batches_of` does."""
         if seat.voided:
             return  # the batches were loaded in the ring before, and may be of other virtual workers
-        found = seat.parts_of_step(step)
+        found = seat.parts.parts_of_step(step)
         own: list[Parts] = [step.of(one.virtual) for one in found.parts]
         tokens = self._tokens_in([batch for part in own for batch, _ in part])
         per_sample = 0.0 if tokens is None else self._tokens_per_sample(tokens, own, counts=found.counts)
         parts = 0
-        for part, _ in seat.microbatches(step):
+        for part, _ in seat.data.microbatches(step):
             parts += 1
             samples = sum(count for _, count in part)
             items = None

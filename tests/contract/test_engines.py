@@ -220,8 +220,8 @@ async def test_another_engine_finds_what_the_first_has_started(played: Played) -
     await played.engine.close()
     again = played.another()
     found = {one.id: one for one in await again.engine.find()}
-    assert found["ends"] == WorkerFound("ends", 2, found["ends"].pid, EndEvidence(code=4))
-    assert (found["lives"].gone, found["lives"].device) == (None, 3)
+    assert found["ends"] == WorkerFound("ends", (2,), found["ends"].pid, EndEvidence(code=4))
+    assert (found["lives"].gone, found["lives"].devices) == (None, (3,))
     again.engine.forget("ends")
     again.engine.end("lives", kill=False)
     worker, evidence = await again.end()
@@ -438,7 +438,7 @@ async def test_a_worker_that_waits_in_slurm_is_found_and_can_be_ended(played: Pl
     number = await played.start("j-1", "true")
     await played.engine.close()
     again = played.another()
-    assert await again.engine.find() == [WorkerFound("j-1", 3, number or 0, None)]
+    assert await again.engine.find() == [WorkerFound("j-1", (3,), number or 0, None)]
     again.engine.end("j-1", kill=False)
     worker, evidence = await again.end()
     assert (worker, evidence.code, evidence.taken) == ("j-1", None, "it was cancelled in Slurm")

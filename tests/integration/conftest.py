@@ -145,9 +145,15 @@ class Edl:
         began = time.monotonic()
         while not (value := condition()):
             waited = time.monotonic() - began
-            assert waited < patient(timeout_s), f"never: {what}; processes: {self.processes()}"
+            assert waited < patient(timeout_s), f"never: {what}; {self._what_there_is()}"
             time.sleep(min(max(LOOK_S, waited / 10), RARELY_S))
         return value
+
+    def _what_there_is(self) -> str:
+        """Return what tells why a wait was in vain."""
+        jobs = [f"{name}: {self.status(name)}; newest events: {self.events(name)[-12:]}" for name in [*self._looks]]
+        processes = [f"{pid} {line.strip()}" for pid, line in self.processes().items()]
+        return "\n".join([*jobs, "processes:", *processes])
 
     def wait_process(self, word: str, count: int = 1) -> list[int]:
         def found() -> list[int]:

@@ -98,8 +98,10 @@ class Job:
         step = self.status()["step"] + count
         self.edl.wait(lambda: self.status()["step"] >= step, f"step {step}", timeout_s=90)
 
-    def finish(self, status: int = 0) -> list[dict]:
-        """Let the job end after the next few epochs, unless it has a number; its events. `status` is its exit code."""
+    def finish(self, *statuses: int) -> list[dict]:
+        """Let the job end after the next few epochs, unless it has a number; its events. Its exit code is one of
+        `statuses`; without any, 0.
+        """
         hold = self.until.with_suffix(".hold")
         if self.epochs is None:
             # No worker may have begun the last one when the word comes, so they pause for as long as it takes. The
@@ -112,7 +114,7 @@ class Job:
         working.rename(self.until)
         hold.unlink(missing_ok=True)
         out, err = self.launcher.communicate(timeout=patient(150))
-        assert self.launcher.returncode == status, out + err
+        assert self.launcher.returncode in (statuses or (0,)), out + err
         self.edl.wait_nothing_left()  # daemons of workers that `edl run` did not start end a moment after them
         return self.events()
 

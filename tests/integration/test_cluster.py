@@ -33,6 +33,7 @@ from edl.trainer.data.audit_files import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 DIGITS = Path(__file__).parents[2] / "examples" / "torch_digits.py"
+SHARDED = Path(__file__).parent / "jobs" / "sharded.py"
 SAMPLES = 1797
 
 
@@ -546,6 +547,57 @@ def test_a_job_moves_from_a_node_that_fails_its_workers_while_it_trains(of_two_n
     assert {one["node"] for one in job["held"]} == {"localhost", "localhost-2"}
     assert (job["lives"], job["preemptions"]) == (1, 0)
     of_two_nodes.expect_exactly_once(audit, epochs=10)
+
+
+@pytest.fixture
+def of_four_devices(tmp_path: Path, warm: WarmPython) -> Iterator[LiveCluster]:
+    cluster = LiveCluster(tmp_path / "home", warm)
+    cluster("cluster", "start", "--nodes", "localhost:4", "--policy", "fifo", "--session-timeout", "3")
+    try:
+        yield cluster
+    finally:
+        cluster("cluster", "stop", "--now")
+        assert cluster.places.living() == {}
+
+
+@pytest.mark.soak  # rules: tests/simulation/test_cluster_queue.py; such workers: test_larger_models.py
+def test_workers_of_two_processes_come_and_go_whole(of_four_devices: LiveCluster, tmp_path: Path) -> None:
+    cluster, audit = of_four_devices, tmp_path / "audit"
+    (tmp_path / "pace").write_text("0.05")
+    line = [*cluster.warm.command(SHARDED), "--out", str(tmp_path), "--pace", str(tmp_path / "pace")]
+    sizes = ("-np", "2", "--min-np", "1", "--processes", "2")
+    cluster("submit", "--name", "pairs", *sizes, *line, "--stop", str(tmp_path / "stop"), EDL_AUDIT=str(audit))
+
+    def devices(name: str) -> dict[str, list[int]]:
+        return {one["id"]: [one["device"], *one["further"]] for one in cluster.job(name)["workers"]}
+
+    def settled(workers: int) -> bool:
+        job = cluster.job("pairs")
+        return job["state"] == "running" and len(job["workers"]) == workers
+
+    cluster.until("pairs", "running", step=5)
+    assert devices("pairs") == {"pairs-1": [0, 1], "pairs-2": [2, 3]}
+    cluster("submit", "--name", "urgent", "--priority", "5", "sleep", "600")
+    wait(lambda: devices("urgent"), "the urgent job has a device", 120)
+    assert (devices("pairs"), devices("urgent")) == ({"pairs-1": [0, 1]}, {"urgent-1": [2]})
+    wait(lambda: settled(1), "the other is settled", 120)
+    cluster("cancel", "urgent")
+    wait(lambda: settled(2), "it has grown", 180)
+    assert devices("pairs") == {"pairs-1": [0, 1], "pairs-3": [2, 3]}
+    limb = max(pid for pid in cluster.processes("pairs-3") if b"EDL_LIMB=1" in environment(pid))
+    os.kill(limb, signal.SIGKILL)
+    wait(lambda: devices("pairs") == {"pairs-1": [0, 1], "pairs-4": [2, 3]}, "another worker comes", 120)
+    wait(lambda: settled(2), "it trains", 180)
+    (tmp_path / "stop").touch()
+    cluster("wait", "pairs", "--timeout", "180")
+    assert (cluster.job("pairs")["lives"], cluster.job("pairs")["state"]) == (1, "finished")
+    cluster("data", "verify", str(audit))
+
+
+def environment(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    return b""
 
 
 @pytest.mark.soak  # what is handed on is tested without processes

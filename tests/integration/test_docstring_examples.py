@@ -72,13 +72,15 @@ def play(module: str, edl, folder: Path) -> None:
     names = public_names(module)
     assert names
     environ = {**edl.environ, "EDL_LOCAL_COORDINATOR": "embedded", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environ |= edl.warm.own()
     environ |= {
         "WANDB_MODE": "offline",
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "EDL_MAX_RESTARTS": "3",
         "PATH": os.environ["PATH"],
     }
-    line = [sys.executable, str(RUNNER), module, *names]
+    framework = "tensorflow" if MODULES[module] == "tensorflow" else "torch"
+    line = [*edl.warm.command(RUNNER, framework), module, *names]
     done = subprocess.run(
         line, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=patient(600)
     )

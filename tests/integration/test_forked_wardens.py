@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 WORKER = f"""{SCRIPT}
     from pathlib import Path
 
-    from edl.host.imported_modules import make_folder
+    from edl.host.memory_folders import make_folder
     from edl.host.imported_modules import tell_imported
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))

@@ -176,7 +176,7 @@ async def test_a_pod_that_waits_for_room_is_found_and_can_be_ended(played: PodsP
     await until(lambda: "j-1" in pods.there())
     await played.engine.close()
     again = PodsPlayed(pods, played.node, played.folder)
-    assert await again.engine.find() == [WorkerFound("j-1", 0, 0, None)]
+    assert await again.engine.find() == [WorkerFound("j-1", (0,), 0, None)]
     again.engine.end("j-1", kill=False)
     worker, evidence = await again.end()
     assert (worker, evidence.code) == ("j-1", None)

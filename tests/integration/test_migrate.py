@@ -63,6 +63,34 @@ def test_all_workers_and_their_leader_leave_a_host_while_the_job_trains(tmp_path
         assert "worker_lost" not in kinds
 
 
+SHARDED = Path(__file__).parent / "jobs" / "sharded.py"
+
+
+@pytest.mark.soak  # a migration and workers of two processes are each shown by themselves
+def test_workers_of_two_processes_leave_a_host_whole(tmp_path: Path) -> None:
+    """The `SLOTS` of `--to HOST:SLOTS` are workers."""
+    (tmp_path / "pace").write_text("0.05")
+    script = (sys.executable, str(SHARDED), "--out", str(tmp_path), "--pace", str(tmp_path / "pace"))
+    flags = ("--processes", "2", "--ring", "torch")
+    with MovedJob(tmp_path, 0, *flags, worker=(*script, "--stop", str(tmp_path / "stop"))) as job:
+        job.run(OLD, 2)
+        job.run(NEW, 0)
+        job.wait("a job that trains", lambda: job.status().get("step", 0) > STEPS, patient(BOOT_S))
+        moved = job.edl("migrate", JOB, "--from", OLD, "--to", f"{NEW}:2")
+        assert moved.returncode == 0, moved.stderr + job.story()
+        status = job.status()
+        assert [(one["host"], len(one["processes"])) for one in status["workers"]] == [(NEW, 2)] * 2
+        job.wait("a job that trains on", lambda: job.status()["step"] > status["step"] + STEPS, patient(60))
+        job.wait("the end of `edl run` there", lambda: job.launches[OLD].poll() == 0, patient(60))
+        kinds = {event["kind"] for event in job.events()}
+        assert "migrated" in kinds and not kinds & {"batch_voided", "worker_lost"}
+        (tmp_path / "stop").touch()
+        job.wait("the end", lambda: job.launches[NEW].poll() is not None, patient(120))
+        assert job.launches[NEW].poll() == 0, job.story()
+        account = job.edl("data", "verify", str(tmp_path / "audit"))
+        assert account.returncode == 0, account.stdout
+
+
 SAVED_AND_MOVED = f"""
 import json
 from edl.client import Job

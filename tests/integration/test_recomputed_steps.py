@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ BIT_OF = 3  # a seed by which the bit that is flipped makes a difference at once
 
 def start(edl: Any, out: Path, script: str, *words: str, flags: tuple[str, ...]) -> Any:
     out.mkdir(exist_ok=True)
-    program = [sys.executable, str(JOBS / script), "--out", str(out), *words]
+    program = [*edl.warm.command(JOBS / script), "--out", str(out), *words]
     return edl.start("run", "--job", "again", "--virtual-workers", "4", "--ring", "torch", *flags, *program, **QUIET)
 
 
@@ -116,7 +115,7 @@ def test_a_worker_that_computes_wrongly_is_expelled_and_the_job_goes_on(edl, tmp
     (lost,) = [one for one in edl.events("again") if one["kind"] == "worker_lost"]
     assert (lost["worker"], lost["cause"]) == (victim["id"], "corrupted")
     assert len(corrupted()) == 1
-    assert "computed otherwise than another" in edl.status("again")["bits"]
+    edl.wait(lambda: "computed otherwise than another" in edl.status("again")["bits"], "bits that are not held")
     assert edl("stop", "again").returncode == 0
     job.communicate(timeout=patient(60))
 

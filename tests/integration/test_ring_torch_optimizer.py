@@ -385,9 +385,9 @@ def test_the_gradient_of_microbatches_is_that_of_the_whole_batch(framework: Any)
     whole.model(rows).pow(2).mean().backward()
     whole.optimizer.step()
     trainer = Trainer(framework)
-    trainer._settings = Settings()
+    trainer.seating.settings = Settings()
     parts = []
-    for part, share in trainer.microbatches(list(range(7)), most=3):
+    for part, share in trainer.data.microbatches(list(range(7)), most=3):
         parts.append(part)
         (bitten.model(rows[part]).pow(2).mean() * share).backward()
     bitten.optimizer.step()
@@ -398,6 +398,6 @@ def test_the_gradient_of_microbatches_is_that_of_the_whole_batch(framework: Any)
 @pytest.mark.parametrize(("batch", "most", "named"), [([1], 0, "most=0"), (iter([1]), 2, "cannot be cut")])
 def test_what_cannot_be_bitten(framework: Any, batch: Any, most: int, named: str) -> None:
     trainer = Trainer(framework)
-    trainer._settings = Settings()
+    trainer.seating.settings = Settings()
     with pytest.raises(UsageError, match=named):
-        trainer.microbatches(batch, most)
+        trainer.data.microbatches(batch, most)

@@ -28,12 +28,19 @@ END_S = 90.0
 class Caller:
     """A process that has called `edl.run`."""
 
-    def __init__(self, edl, tmp_path: Path, which: str, under: Sequence[str] = ()) -> None:
-        """`under`: a command that takes the line, such as a terminal's."""
+    def __init__(
+        self, edl, tmp_path: Path, which: str, under: Sequence[str] = (), coordinator: str = "embedded"
+    ) -> None:
+        """`under`: a command that takes the line, such as a terminal's. `coordinator`: its kind; without one there is
+        the usual one, and workers have as many threads as a user's.
+        """
         self.edl = edl
         self.until = tmp_path / "until"
         line = [sys.executable, str(CALLER), which, "fn", str(self.until)]
-        self.process = edl.start_command([*under, shlex.join(line)] if under else line)
+        if not coordinator:
+            del edl.environ["OMP_NUM_THREADS"]
+        environ = {"EDL_LOCAL_COORDINATOR": coordinator} if coordinator else {}
+        self.process = edl.start_command([*under, shlex.join(line)] if under else line, **environ)
 
     def wait_running(self, size: int) -> dict[str, Any]:
         def status() -> dict[str, Any]:
@@ -54,7 +61,7 @@ class Caller:
 
 
 def test_a_function_trains_through_growth_and_a_kill_and_returns_its_results_by_rank(edl, tmp_path: Path) -> None:
-    caller = Caller(edl, tmp_path, "trains")
+    caller = Caller(edl, tmp_path, "trains", coordinator="")
     caller.wait_running(2)
     assert edl("scale", "fn", "3", "--wait", timeout_s=END_S).returncode == 0
     before = caller.wait_running(3)

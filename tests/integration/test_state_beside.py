@@ -55,8 +55,8 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, s
 @pytest.mark.parametrize(
     ("script", "ring"),
     [
-        pytest.param(TORCH, "horovod", id="torch"),
-        # soak: as above
+        # soak: it is sent as above, and as TensorFlow's below
+        pytest.param(TORCH, "horovod", id="torch", marks=pytest.mark.soak),
         pytest.param(TORCH, "torch", id="torch-own", marks=pytest.mark.soak),
         pytest.param(TENSORFLOW, "horovod", id="function"),
         pytest.param(FIT, "horovod", id="fit", marks=pytest.mark.soak),

@@ -22,6 +22,7 @@ SCRIPT = HERE / "originals" / "ddp_digits.py"
 LOSSES = HERE / "jobs" / "torchrun_losses.py"
 COUNTS = HERE / "jobs" / "torchrun_counts.py"
 LEISURE = HERE / "jobs" / "at_leisure"
+FAST = {"EDL_LOCAL_COORDINATOR": "embedded"}  # it boots so; the first job has the one that users have
 
 
 def test_a_script_of_torchrun_grows_loses_a_worker_and_ends_with_equal_weights(edl: Any, tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_newcomer_has_what_the_script_counts_by_hand_and_its_average_of_the_we
     """Its collectives are by that count, and its rates by the number of a batch that a generator hands on."""
     edl.cwd = ROOT
     hurry = tmp_path / "hurry"
-    environ = {"PYTHONPATH": str(ROOT), "EDL_TEST_HURRY": str(hurry), "CUDA_VISIBLE_DEVICES": ""}
+    environ = {"PYTHONPATH": str(ROOT), "EDL_TEST_HURRY": str(hurry), "CUDA_VISIBLE_DEVICES": "", **FAST}
     flags = ["--nproc-per-node", "2", "--nnodes", "1:3", "--rdzv-id", "counts", "--check-weights", "1"]
     job = edl.start("torchrun", *flags, str(COUNTS), **environ)
 
@@ -114,7 +115,7 @@ def test_losses_are_those_under_torchrun(edl: Any, tmp_path: Path, workers: int,
     mine.mkdir()
     run_real_torchrun(theirs, workers, batches)
     line = ["torchrun", "--standalone", "--nproc-per-node", str(workers), str(LOSSES), str(mine), str(batches)]
-    done = edl(*line, timeout_s=120)
+    done = edl(*line, timeout_s=120, **FAST)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("one update is made of 3 batches" in done.stderr) == (batches == 3), done.stderr
     for rank in range(workers):

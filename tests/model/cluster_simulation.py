@@ -120,14 +120,14 @@ class PausedAgent:
 
 @dataclass
 class SimHost:
-    """A machine with its agent. `claims`: files of the agent, by worker: its device, and how it ended."""
+    """A machine with its agent. `claims`: files of the agent, by worker: its devices, and how it ended."""
 
     name: str
     devices: tuple[int, ...]
     owner: QueueOwner
     machine: AgentMachine | None = None
     frozen_until: int = 0
-    claims: dict[str, tuple[int, EndEvidence | None]] = field(default_factory=dict)
+    claims: dict[str, tuple[tuple[int, ...], EndEvidence | None]] = field(default_factory=dict)
     half_made: set[str] = field(default_factory=set)  # claims
     left: dict[str, int] = field(default_factory=dict)  # by worker: until when what it has started outlives it
     paused: list[PausedAgent] = field(default_factory=list)
@@ -138,8 +138,16 @@ class SimHost:
 
 class ClusterPlay:
     def __init__(
-        self, seed: int, rules: ClusterRules | None = None, *, drain_at: int = -1, roomy: bool = False
+        self,
+        seed: int,
+        rules: ClusterRules | None = None,
+        *,
+        drain_at: int = -1,
+        roomy: bool = False,
+        limbs: bool = False,
     ) -> None:
+        """`limbs`: workers of some jobs have several processes."""
+        self.limbs = limbs
         self.chance = random.Random(seed)
         self.rules = rules or ClusterRules(leave_s=20, save_s=8, save_slack_s=5, look_s=5, settled_s=5, move_s=40)
         self.policy = self.chance.choice(POLICIES)
@@ -208,10 +216,13 @@ class ClusterPlay:
         self._schedule()
 
     def _jobs(self) -> list[Submission]:
-        most = sum(len(host.devices) for host in self.hosts.values())
+        devices = [len(host.devices) for host in self.hosts.values()]
         found = []
         for number in range(self.chance.randint(2, 5) if self.roomy else self.chance.randint(3, 9)):
-            largest = self.chance.randint(1, max(2, most // 2) if self.roomy else most)
+            each = self.chance.randint(1, min(3, max(devices))) if self.limbs else 1
+            each = max(devices) if self.limbs and self.chance.random() < 0.1 else each
+            most = sum(count // each for count in devices)
+            largest = self.chance.randint(1, max(2 if each == 1 else 1, most // 2) if self.roomy else most)
             least = self.chance.randint(1, largest)
             found.append(
                 Submission(
@@ -225,6 +236,7 @@ class ClusterPlay:
                     max_np=largest,
                     priority=self.chance.choice((0, 0, 0, 5)),
                     spread=self.chance.random() < 0.3,
+                    processes=each,
                 )
             )
         return sorted(found, key=lambda one: one.submitted)
@@ -406,16 +418,16 @@ class ClusterPlay:
         """End processes that outlive their worker, by themselves or killed as they linger; then the worker is gone."""
         for id_ in [id_ for id_, until in host.left.items() if until <= self.now]:
             del host.left[id_]
-            device, _ = host.claims[id_]
-            host.claims[id_] = (device, self.ends.pop(id_))
+            devices, _ = host.claims[id_]
+            host.claims[id_] = (devices, self.ends.pop(id_))
 
     def _come_back(self, host: SimHost) -> None:
         """A claim that was found half made is withdrawn: the agent that made it does not go on with it."""
         host.machine, host.time, host.seen_orders = AgentMachine(), SeenTime(), ()
         for id_ in sorted(host.half_made):
             self._withdraw(host, id_)
-        for id_, (device, gone) in host.claims.items():
-            assert not host.machine.handle(WorkerFound(id_, device, 1, gone), self._time(host))
+        for id_, (devices, gone) in host.claims.items():
+            assert not host.machine.handle(WorkerFound(id_, devices, 1, gone), self._time(host))
 
     def _withdraw(self, host: SimHost, id_: str) -> None:
         host.half_made.discard(id_)
@@ -438,7 +450,7 @@ class ClusterPlay:
 
     def _half_make(self, host: SimHost, order: WorkerOrder) -> None:
         if order.id not in host.claims:
-            host.claims[order.id] = (order.device, None)
+            host.claims[order.id] = (order.devices, None)
             host.half_made.add(order.id)
 
     def _go_on(self, host: SimHost) -> None:
@@ -475,11 +487,11 @@ class ClusterPlay:
     def _bar(self, host: SimHost, id_: str) -> WorkerFound | WorkerGone:
         if id_ in host.half_made:
             self._withdraw(host, id_)
-        device, gone = host.claims.setdefault(id_, (0, EndEvidence()))
-        return WorkerFound(id_, device, 1, None) if gone is None else WorkerGone(id_, gone)
+        devices, gone = host.claims.setdefault(id_, ((0,), EndEvidence()))
+        return WorkerFound(id_, devices, 1, None) if gone is None else WorkerGone(id_, gone)
 
     def _begin(self, host: SimHost, order: WorkerOrder) -> None:
-        host.claims[order.id] = (order.device, None)
+        host.claims[order.id] = (order.devices, None)
         self.begun[order.id] = self.begun.get(order.id, 0) + 1
         self.processes[order.id] = SimProcess(order, host.name, stubborn=self.chance.random() < 0.1)
 
@@ -563,11 +575,12 @@ class ClusterPlay:
         lives: dict[str, int] = {}
         for host in self.hosts.values():
             for id_ in host.left:
-                place = (host.name, host.claims[id_][0])
-                assert held.setdefault(place, id_) == id_, f"{held[place]} and {id_} on device {place} (I17)"
+                self._hold(held, id_, host.name, host.claims[id_][0])
         for id_, process in self.processes.items():
-            place = (process.node, process.order.device)
-            assert held.setdefault(place, id_) == id_, f"{held[place]} and {id_} on device {place} (I17)"
+            devices, asked = process.order.devices, self.entries[process.order.job].asked
+            assert len(set(devices)) == asked.processes, f"{id_} has devices {devices}"
+            assert {*devices} <= {*self.hosts[process.node].devices}, f"{id_} has devices {devices} of {process.node}"
+            self._hold(held, id_, process.node, devices)
             assert lives.setdefault(process.order.job, process.order.life) == process.order.life, "two lives at once"
         assert all(times == 1 for times in self.begun.values()), f"a worker was started twice: {self.begun}"
         for name, entry in self.entries.items():
@@ -576,6 +589,11 @@ class ClusterPlay:
             assert not late or self.now < FAULTS_S + 2 * PATIENCE_S, f"they were to die, and live: {late}"
             if entry.over:
                 assert self.ended.setdefault(name, entry.phase) is entry.phase, f"{name} has changed after its end"
+
+    def _hold(self, held: dict[tuple[str, int], str], id_: str, node: str, devices: tuple[int, ...]) -> None:
+        for device in devices:
+            place = (node, device)
+            assert held.setdefault(place, id_) == id_, f"{held[place]} and {id_} on device {place} (I17)"
 
     def _at_rest(self) -> bool:
         if self.drain_at > -1:

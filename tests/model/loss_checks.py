@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from edl.core.job.deadlines import INSTEAD
+from edl.core.job.leader_machine import NOT_LISTENING
+from edl.core.worker.worker_states import TrainerState
 from edl.protocol.leader_messages import Phase
 from edl.protocol.record import OVER, Gone, Record, WorkerState
 from edl.protocol.trainer_messages import TrainerStatus
@@ -45,7 +47,9 @@ class LossChecks:
     def _takes_no_step_along(self, worker: SimWorker, gone: Gone, record: Record) -> None:
         """Check that no step goes with a worker that is well and alone has made it."""
         unfit = gone.worker in {one.worker for one in record.trials.unfit}  # of a pair it is not known which one is
-        if record.state in OVER or unfit or not self._is_well(worker):
+        # Where no process listens, none is expected to come back: a ring does not break by itself, or hardly ever.
+        restarts = gone.reason == NOT_LISTENING and worker.daemon > 1
+        if record.state in OVER or unfit or restarts or not self._is_well(worker):
             return
         rest = (self._job.workers[one.identity.id] for one in record.members if one.state is not WorkerState.DONE)
         if not any(one.alive and one.has_state and one.step >= worker.step for one in rest):
@@ -53,7 +57,8 @@ class LossChecks:
 
     def _hangs(self, worker: SimWorker, gone: Gone) -> None:
         given_up = "hangs" in gone.reason or INSTEAD in gone.reason
-        if given_up and worker.alive and not worker.is_odd:  # the dead do until their sessions end
+        refused = worker.doing is TrainerState.OVER and not worker.admitted  # its daemon ends, too, and its session
+        if given_up and worker.alive and not (worker.is_odd or refused):  # the dead do until their sessions end
             self._violated("I12", f"{worker.id} is given up as one that hangs: {gone.reason}")
 
     @staticmethod

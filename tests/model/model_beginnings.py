@@ -217,7 +217,7 @@ class Beginnings:
                 self._begin(worker, commands, models)
                 continue
             if copy is not None:
-                self._take_half(worker, copy, models)
+                self._take_half(worker, copy, members[copy.root])
             elif commands and fetch is None:
                 self._begin(worker, commands, models)
             reason = "connection reset by peer" if len(living) + 1 >= len(members) else "several are gone"
@@ -232,11 +232,11 @@ class Beginnings:
         copies = isinstance(copy, CopyState) or copy.unsure
         return not copies or members[copy.root] in living
 
-    def _take_half(self, worker: SimWorker, copy: CopyState | CopyRest, models: list[Model]) -> None:
-        mine, theirs = worker.model, models[copy.root]
+    def _take_half(self, worker: SimWorker, copy: CopyState | CopyRest, root: SimWorker) -> None:
+        mine, theirs = worker.model, root.model
         if isinstance(copy, CopyRest) and copy.unsure:
             worker.model = Model(mine.learned, mine.half_copied(theirs).carried)
         elif isinstance(copy, CopyState) and mine.learned != theirs.learned:  # whatever it takes itself for
             worker.model = mine.half_copied(theirs)
-        elif isinstance(copy, CopyState) and worker.step and not worker.has_state:
+        elif isinstance(copy, CopyState) and worker.step == root.step and worker.step and not worker.has_state:
             self.job.checks.violated("I5", f"{worker.id} has the whole state of step {worker.step}, and gives it up")

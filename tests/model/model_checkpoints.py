@@ -100,7 +100,7 @@ class Savings:
 
     def tell_again(self, worker: SimWorker) -> None:
         copied, copy = worker.observed.status.copied, self._copies.get(worker.id)
-        if copy is not None and copy.save.number == copied.number and not copied.failure:
+        if copy is not None and copy.save.number == copied.number and copied.files:
             self.store_part(worker)
 
     def store_part(self, worker: SimWorker) -> None:
@@ -139,7 +139,7 @@ class Savings:
         if wanted is None or wanted.number != copied.number:
             return False
         told = (observed.saved_part[0], observed.save_failed[0])
-        return copied.number > 0 and not copied.failure and copied.number not in told
+        return bool(copied.files) and copied.number not in told
 
     # ------------------------------------------------------------------------------------------ the leader's shell
 

@@ -35,6 +35,7 @@ class RecordNode:
         self.version = 0
         self.has_secret = True
         self.lost = LOST
+        self.unanswered = 0  # calls: after each the leader takes over anew, and excuses the newest ring
         self.away_until = 0.0
         self._job = job
         self._fates = random.Random(f"answers {seed}")
@@ -54,6 +55,7 @@ class RecordNode:
                 self.late(command, term)
             case LostCall.LATE:
                 self._job.after(LATE_S * self._fates.random(), self.late, command, term)
+        self.unanswered += 1
         raise StoreUnavailable("no answer")
 
     def late(self, command: InStore, term: int) -> None:

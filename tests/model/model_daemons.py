@@ -71,8 +71,8 @@ class SimDaemons:
         self._register(worker)
 
     def _register(self, worker: SimWorker) -> None:
-        """Register again and again until a leader has taken the registration, or has not."""
-        if worker.daemon and worker.alive and not worker.admitted:
+        """Register again and again until a leader has taken the registration, or refused it."""
+        if worker.daemon and worker.alive and not worker.admitted and worker.doing is not TrainerState.OVER:
             self.job.call(self._registration(worker), lambda taken: self._registered(worker, taken))
             self.job.after(SESSION_S, self._register, worker)
 

@@ -49,7 +49,7 @@ from edl.core.worker.worker_inputs import (
     VotesHeard,
 )
 from edl.core.worker.worker_machine import WorkerMachine
-from edl.core.worker.worker_states import TrainerState
+from edl.core.worker.worker_states import ENDING, TrainerState
 from edl.protocol.assignment import Orders
 from edl.protocol.checkpoint_record import Save
 from edl.protocol.leader_messages import Phase
@@ -71,9 +71,8 @@ ENDED_S: Final = 0.05  # by then the others have ended, too
 class LimbedMachine(WorkerMachine):
     """The machine of a worker's first limb. What it is told, its worker takes."""
 
-    def __init__(self, worker: LimbedWorker, limbs: int) -> None:
+    def __init__(self, worker: LimbedWorker) -> None:
         super().__init__(worker.leases, worker.count)
-        self.be_one_of(limbs)
         self._worker = worker
 
     def handle(self, happened: Input) -> list[Command]:
@@ -116,15 +115,13 @@ class LimbedWorker(SimWorker):
         self._job = job
         self._source: random.Random = job.limb_source
         super().__init__(worker, host, prepares=prepares, sends_state=sends_state)
-        self.machine = LimbedMachine(self, processes)
+        self.machine = LimbedMachine(self)
         self.limbs.append(SimLimb(0, self.machine, self.leases))
         for number in range(1, processes):
             leases = SimLeases()
-            machine = WorkerMachine(leases, Steps())
-            machine.be_one_of(processes)
-            self.limbs.append(SimLimb(number, machine, leases))
+            self.limbs.append(SimLimb(number, WorkerMachine(leases, Steps()), leases))
         for limb in self.limbs:
-            limb.machine.introduce(prepares=prepares, sends_state=sends_state)
+            limb.machine.introduce(prepares=prepares, sends_state=sends_state, limbs=processes)
         self._catch_up_words()
 
     # --------------------------------------------------------------------------------------- what happens to a worker
@@ -508,7 +505,8 @@ def _whereabouts(machine: WorkerMachine) -> tuple[object, ...]:
         machine.state.value,
         machine.generation,
         machine.step,
-        machine.void is not None and machine.state is not TrainerState.TRAINING,  # else it is found out at the vote
+        # In training it is found out at the vote, and there is none any more where all leave.
+        machine.void is not None and machine.state not in {TrainerState.TRAINING, *ENDING},
         machine.awaits_state,
         machine.has_state,
         None if assignment is None else assignment.place.generation,

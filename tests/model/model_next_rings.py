@@ -268,7 +268,7 @@ class NextRings:
             return
         self._alone.update(newcomers)
         for one in newcomers:
-            if self._alone[one] > ENOUGH + sum(self.job.struck.values()):
+            if self._alone[one] > ENOUGH + sum(self.job.struck.values()) + self.job.node.unanswered:
                 self._violated(f"{one} alone is called to {self._alone[one]} rings, of which none stands")
 
     def planned(self, before: Record, record: Record, plan: Plan) -> None:

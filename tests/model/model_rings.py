@@ -194,7 +194,7 @@ class Rings:
             if worker.alive and not worker.stalled:
                 self.job.shells.broken(worker, "the ring of another process of this worker has failed")
         for worker in lacking:
-            if worker.alive and not worker.stalled:
+            if worker.alive and not worker.stalled and worker not in torn:
                 self.job.shells.broken(worker, "its state did not come")
         self.arm(ring)
 

@@ -123,7 +123,7 @@ class SimShells:
         self.job.daemons.stir(worker, calm=hear())
         now = worker.observed.status
         worker.attention = worker.observed.attention_step(worker.orders)
-        if now.copied.number > before.copied.number and not now.copied.failure:
+        if now.copied.number > before.copied.number and now.copied.files:
             self.job.savings.store_part(worker)
         if has_entered(before, now):
             self.job.happens(Moment.SITTING, worker)

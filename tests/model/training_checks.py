@@ -10,10 +10,10 @@ from collections.abc import KeysView
 from typing import TYPE_CHECKING, NoReturn
 
 from edl.core.data.sample_ledger import Ledger
-from edl.core.job.leader_machine import JobMachine
+from edl.core.job.leader_machine import NOT_LISTENING, JobMachine
 from edl.core.worker.worker_states import TrainerState
 from edl.errors import InvalidTransition
-from edl.protocol.record import Record, WorkerState
+from edl.protocol.record import Gone, Record, WorkerState
 from tests.model.model_rings import Sample
 from tests.model.model_worker import SimWorker
 from tests.model.models import learn, mean, of_own, of_sample
@@ -177,13 +177,17 @@ class TrainingChecks:
     def _void(self, step: int, members: list[SimWorker]) -> None:
         out = self._job.durable.trials.left_out  # of a pair it is not known which is cut off: what it has goes with it
         others = (one for one in self._job.workers.values() if one not in members and one.id not in {out, *self._go})
-        holders = [worker.id for worker in others if self._holds(worker, step)]
+        holders = [worker.id for worker in others if self._holds(worker, step) and not self._is_deaf(worker)]
         if holders:
             self._violated("I5", f"step {step} is trained again, and {holders} have applied it")
         self._shared.discard(step)
         for sample in self._steps.pop(step):
             del self._trained_in[sample]
         self._trained_until.pop()
+
+    def _is_deaf(self, worker: SimWorker) -> bool:
+        """Tell whether the worker was lost as no process listened where its daemon did: another one was starting."""
+        return worker.daemon > 1 and Gone(worker.id, NOT_LISTENING) in self._job.durable.gone
 
     @staticmethod
     def _holds(worker: SimWorker, step: int) -> bool:

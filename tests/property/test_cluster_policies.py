@@ -15,7 +15,8 @@ from simulated import conditions, job, nodes, run, trace
 from edl.cluster.placement import place
 from edl.cluster.policies import registry
 from edl.cluster.policies.tiresias_policy import ElasticTiresias, Queues, gittins, noted
-from edl.cluster.views import Aim, ClusterDecision, ClusterPolicy, ClusterView, JobView, Provenance, Rates
+from edl.cluster.queue.shrink_order import yielded
+from edl.cluster.views import Aim, ClusterDecision, ClusterPolicy, ClusterView, JobView, PerDevice, Provenance, Rates
 from edl.simulator.courses.course import Iterations
 from edl.simulator.trace import TrueSpeed
 
@@ -29,13 +30,14 @@ def speed_of(curve: Mapping[int, float]) -> TrueSpeed:
 
 
 @st.composite
-def views(draw: st.DrawFn, most_jobs: int = 6) -> ClusterView:
+def views(draw: st.DrawFn, most_jobs: int = 6, most_each: int = 1) -> ClusterView:
     """Clusters in the midst of their work: what runs fits."""
     there = nodes(draw(st.integers(1, 3)), draw(st.integers(1, 4)))
     free = sum(node.devices for node in there)
     jobs: list[JobView] = []
     sizes: dict[str, int] = {}
     for at in range(draw(st.integers(0, most_jobs))):
+        each = draw(st.integers(1, most_each))
         smallest = draw(st.integers(1, 3))
         request = draw(st.integers(smallest, 5))
         largest = draw(st.integers(request, 8))
@@ -44,22 +46,24 @@ def views(draw: st.DrawFn, most_jobs: int = 6) -> ClusterView:
             rate = max(0.05, rate + draw(st.sampled_from([1.0, 0.8, 0.5, 0.2, 0.0, -0.2])))
             curve[size] = rate
         workers = draw(st.sampled_from([0, smallest, request, largest]))
-        workers = workers if workers <= free else 0
-        free -= workers
-        sizes[f"j{at}"] = workers
+        workers = workers if workers * each <= free else 0
+        free -= workers * each
+        sizes[f"j{at}"] = workers * each
         ran = draw(st.sampled_from([0.0, 100.0, 5e3, 1e5])) if not workers else draw(st.sampled_from([1.0, 5e3, 1e5]))
         waited = draw(st.sampled_from([0.0, 50.0, 4e3, 2e6]))
+        speed = speed_of(curve) if each == 1 else PerDevice(speed_of(curve), each)
         jobs.append(
             JobView(
-                name=f"j{at}", submitted=float(at), request=request, smallest=smallest, largest=largest,
-                speed=speed_of(curve), priority=draw(st.sampled_from([0, 0, 0, 1])),
-                left=draw(st.floats(1, 1e5)), workers=workers, service=ran * max(1, workers or request), ran=ran,
+                name=f"j{at}", submitted=float(at), request=request * each, smallest=smallest * each,
+                largest=largest * each, speed=speed, each=each, priority=draw(st.sampled_from([0, 0, 0, 1])),
+                left=draw(st.floats(1, 1e5)), workers=workers * each,
+                service=ran * max(1, workers or request) * each, ran=ran,
                 waited=waited, began=1.0 if ran else None, changed=draw(st.sampled_from([1.0, NOW])) if ran else None,
-                most_tried=workers or (request if ran else 0),
+                most_tried=(workers or (request if ran else 0)) * each,
                 notes=draw(st.sampled_from([{}, FALLEN])),
             )
         )  # fmt: skip
-    placed = place(there, {}, sizes)
+    placed = place(there, {}, sizes, each={one.name: one.each for one in jobs})
     return ClusterView(there, tuple(msgspec.structs.replace(one, placement=placed.get(one.name, {})) for one in jobs))
 
 
@@ -80,6 +84,42 @@ def test_none_gives_more_than_there_is_or_than_a_job_may_have(name: str, view: C
         assert sizes.get(one.name, one.smallest) in range(one.smallest, one.largest + 1)
     assert sizes.keys() <= {one.name for one in view.jobs}
     assert decision.look_again is None or decision.look_again > NOW
+
+
+@pytest.mark.parametrize("name", sorted(registry.POLICIES))
+@given(view=views(most_each=3))
+def test_each_gives_whole_workers_of_several_devices(name: str, view: ClusterView) -> None:
+    decision = registry.build(name).decide(view, NOW)
+    sizes = sizes_of(decision)
+    for found in (sizes, sizes_of(ClusterDecision(yielded(view, decision.allotments)))):
+        assert sum(found.values()) <= view.devices
+        for one in view.jobs:
+            size = found.get(one.name, one.smallest)
+            assert one.smallest <= size <= one.largest
+            assert size % one.each == 0, f"{size} devices for workers of {one.each}"
+
+
+def test_the_speed_of_workers_of_several_devices_rises_by_whole_workers() -> None:
+    inner = speed_of({1: 1.0, 2: 1.8, 3: 2.4}).rates(3, 2)
+    found = PerDevice(speed_of({1: 1.0, 2: 1.8, 3: 2.4}), 2).rates(7, 4)
+    assert list(found.progress) == [0.0, *(inner.progress[at] for at in (0, 0, 1, 1, 2, 2))]
+    assert list(found.throughput) == [0.0, *(inner.throughput[at] for at in (0, 0, 1, 1, 2, 2))]
+    assert found.provenance == tuple(inner.provenance[at] for at in (0, 0, 0, 1, 1, 2, 2))
+
+
+@pytest.mark.parametrize("name", ["dp", "elastic-tiresias", "elasticflow", "goodput", "optimus"])
+def test_a_job_of_workers_of_several_devices_grows_on_an_idle_cluster(name: str) -> None:
+    speed = PerDevice(speed_of({1: 1.0, 2: 1.9, 3: 2.7, 4: 3.4}), 2)
+    alone = JobView("a", 0.0, 2, 2, 8, speed, each=2, left=1e5, deadline=NOW + 1e6)
+    for devices in (6, 7):
+        assert sizes_of(registry.build(name).decide(ClusterView(nodes(1, devices), (alone,)), NOW)) == {"a": 6}
+
+
+@pytest.mark.parametrize("name", ["dp", "goodput"])
+def test_no_policy_offers_a_part_of_a_worker(name: str) -> None:
+    """Of two nodes of four devices a worker of three leaves one on each."""
+    alone = JobView("a", 0.0, 3, 3, 9, PerDevice(speed_of({1: 1.0, 2: 1.9, 3: 2.7}), 3), each=3, most_tried=9)
+    assert sizes_of(registry.build(name).decide(ClusterView(nodes(2, 4), (alone,)), NOW)) == {"a": 6}
 
 
 @pytest.mark.parametrize("name", sorted(registry.POLICIES))

@@ -41,6 +41,30 @@ def used(placements: dict[str, Placement]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("rule", list(Rule))
+@given(case=asked(), draw=st.data())
+def test_a_worker_of_several_devices_is_whole_on_one_node(
+    rule: Rule, case: tuple[tuple[Node, ...], Asked, Asked], draw: st.DataObject
+) -> None:
+    there, first, then = case
+    each = {name: draw.draw(st.integers(1, 3), label=name) for name in first}
+    has, wants = ({name: size - size % each[name] for name, size in one.items()} for one in (first, then))
+    before = place(there, {}, has, rule, each=each)
+    seated = {name: sum(placement.values()) for name, placement in before.items()}
+    after = place(there, before, wants, rule, each=each)
+    for wanted, placements in ((has, before), (wants, after)):
+        assert all(used(placements)[node.name] <= node.devices for node in there)
+        for name, placement in placements.items():
+            assert sum(placement.values()) <= wanted[name]
+            assert all(count > 0 and count % each[name] == 0 for count in placement.values())
+    for name, size in wants.items():
+        short = size - sum(after.get(name, {}).values())
+        if 0 < size <= seated.get(name, 0) and rule is not Rule.MOST_FREE:
+            assert not short
+        left = {node.name: node.devices - used(after)[node.name] for node in there}
+        assert not short or max(left.values()) < each[name], f"{name} has too few, and there is room: {left}"
+
+
+@pytest.mark.parametrize("rule", list(Rule))
 @given(case=asked())
 def test_each_job_has_its_workers_and_no_node_too_many(rule: Rule, case: tuple[tuple[Node, ...], Asked, Asked]) -> None:
     there, has, wants = case
@@ -105,7 +129,7 @@ def test_what_shrinks_leaves_the_node_where_it_has_fewest() -> None:
 
 
 def test_too_many_workers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="9 workers are wanted, and the nodes have 8 devices: want fewer"):
+    with pytest.raises(ConfigError, match="9 devices are wanted, and the nodes have 8: want fewer"):
         place(nodes(2, 4), {}, {"a": 9})
 
 

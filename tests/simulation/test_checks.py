@@ -383,7 +383,7 @@ RARE: dict[Mutant, Play] = {  # what few seeds of `scenario` come across soon
     loses_requests_during_a_switch: asked_in_a_switch,
     never_lifts_a_mark: leaves_at_a_mark,
     leaves_leased_what_no_worker_can_have_begun: later(scenario, SEEDS + 90),
-    waits_for_those_that_hang: later(scenario, 20),
+    waits_for_those_that_hang: later(scenario, 25),
     cuts_before_all_have_told: later(scenario, 20),
     cuts_what_a_worker_has_read: later(scenario, 20),
     leaves_no_worker_out: cut_off,

@@ -55,12 +55,31 @@ def test_jobs_move_to_other_nodes_and_come_to_their_end_whatever_dies() -> None:
         assert any(how in one for one in words), how
 
 
+def test_jobs_whose_workers_have_several_devices_come_to_their_end_whatever_dies() -> None:
+    each: set[int] = set()
+    for seed in range(12):
+        for play in (ClusterPlay(seed, limbs=True).run(), ClusterPlay(seed, MOVING, roomy=True, limbs=True).run()):
+            each |= {entry.asked.processes for entry in play.entries.values() if entry.used}
+    assert {1, 2, 3} <= each
+
+
+def test_a_worker_that_holds_only_its_first_device_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_assignment, "free_devices", _held_by_first_processes)
+    for seed in range(20):
+        try:
+            ClusterPlay(seed, limbs=True).run()
+        except AssertionError:
+            return
+    pytest.fail("no cluster of 20 has noticed it")
+
+
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_thousands_of_clusters() -> None:
     for seed in range(60, 3000):
-        ClusterPlay(seed).run()
-        ClusterPlay(seed, MOVING, roomy=True).run()
+        for limbs in (False, True):
+            ClusterPlay(seed, limbs=limbs).run()
+            ClusterPlay(seed, MOVING, roomy=True, limbs=limbs).run()
 
 
 def test_a_cluster_that_is_to_stop_has_no_process_left_and_loses_no_job() -> None:
@@ -86,7 +105,13 @@ def test_the_same_seed_is_the_same_cluster() -> None:
 
 
 def _free_as_soon_as_told(devices: Any, node: str, jobs: Any) -> list[int]:
-    held = {one.device for job in jobs for one in job.workers if one.node == node and one.wish is WorkerWish.RUN}
+    workers = (one for job in jobs for one in job.workers if one.node == node and one.wish is WorkerWish.RUN)
+    held = {device for one in workers for device in one.devices}
+    return [device for device in devices if device not in held]
+
+
+def _held_by_first_processes(devices: Any, node: str, jobs: Any) -> list[int]:
+    held = {one.device for job in jobs for one in job.workers if one.node == node}
     return [device for device in devices if device not in held]
 
 

@@ -18,9 +18,26 @@ BLOCKS = [
 # its members have trained all that was found, of readers that pass many empty shards, of what a member of a planned
 # ring tells of parts that the ring before has not begun, of a checkpoint that a new leader publishes a second time, of
 # a newcomer that was blamed for a ring with another that is unfit, of workers that were never told of shards to read
-# (9_619_929, 9_640_908), and of one that was held to hang in a step that was none yet.
+# (9_619_929, 9_640_908), of one that was held to hang in a step that was none yet, of first rings that failed each for
+# another worker (9_614_094), of a newcomer that was blamed before another was known to have come late (9_619_593), and
+# of one that was left out by a leader whose other verdict was never on record, and held to be unfit (9_790_340).
 SMALL = (5, 20, 175, 214, 420, 647)
-MENDED = (*SMALL, 1_000_270, 9_201_223, 9_401_862, 9_418_308, 9_605_050, 9_619_929, 9_640_908, 9_691_350)
+MENDED = (
+    *SMALL,
+    1_000_270,
+    9_201_223,
+    9_401_862,
+    9_418_308,
+    9_605_050,
+    9_614_094,
+    9_619_593,
+    9_619_929,
+    9_640_908,
+    9_661_387,
+    9_691_350,
+    9_790_340,
+    pytest.param(9_790_701, marks=pytest.mark.soak),  # a long one: half as long as all others
+)
 
 
 @pytest.mark.parametrize("first", BLOCKS)

@@ -279,7 +279,7 @@ WRONG: dict[Mutant, Case] = {
     cuts_at_the_first_step_told: Case("I7", **NEWCOMER),
     lifts_the_mark_with_the_plan: Case("I7", **NEWCOMER),
     switches_at_the_newest_step: Case("I11", (JOIN,), workers=2, job=Prompt, lease_s=0.2),
-    puts_off_a_switch_that_some_have_made: Case("I12", (JOIN,), workers=2),
+    puts_off_a_switch_that_some_have_made: Case("I6", (JOIN,), workers=2),
     leases_for_one_step: Case("I11", workers=2, job=Prompt),
     forgets_the_epochs_asked_for_since_the_plan: Case(
         "I12", (JOIN, Planned(SimFault.CRASH_LEADER, 0.2)), spec=PASSES, workers=2

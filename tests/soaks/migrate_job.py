@@ -30,13 +30,20 @@ EDL = (sys.executable, "-c", "import sys; from horovod_edl import main; sys.exit
 class MovedJob:
     """A context: its processes and hosts are gone with it."""
 
-    def __init__(self, folder: Path, mb: int = 0, *flags: str, names: Sequence[str] = (SERVER, OLD, NEW)) -> None:
-        """`names`: of the hosts; the first has the ZooKeeper."""
+    def __init__(
+        self,
+        folder: Path,
+        mb: int = 0,
+        *flags: str,
+        names: Sequence[str] = (SERVER, OLD, NEW),
+        worker: Sequence[str] = (),
+    ) -> None:
+        """`names`: of the hosts; the first has the ZooKeeper. `worker`: another script than that of `migrate.py`."""
         self.folder = folder
         self._network = WiredNetwork(names)
         self.hosts = {host.name: host for host in self._network.hosts}
         self._flags = flags
-        self._worker = (sys.executable, "-m", "tests.soaks.migrate_worker", str(folder), "--mb", str(mb))
+        self._worker = worker or (sys.executable, "-m", "tests.soaks.migrate_worker", str(folder), "--mb", str(mb))
         (folder / "secret").write_text(os.urandom(16).hex())
         (folder / "secret").chmod(0o600)
         self._server = Server(folder / "zookeeper", self.hosts[names[0]])

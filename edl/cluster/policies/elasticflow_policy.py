@@ -64,7 +64,7 @@ class ElasticFlow(msgspec.Struct, frozen=True):
             return ClusterDecision({})
         devices, each = cluster.devices, cluster.devices_per_node
         rates = {
-            job.name: job.speed.rates(max(min(job.largest, devices), job.smallest), each, Aim.GIVEN)
+            job.name: job.speed.rates(max(job.whole(min(job.largest, devices)), job.smallest), each, Aim.GIVEN)
             for job in cluster.jobs
         }
         ordered = sorted((job for job in cluster.jobs if job.deadline is not None), key=_by_deadline)
@@ -211,8 +211,6 @@ def _notes(job: JobView, promised: set[str], plan: _Plan) -> dict[str, float]:
 def _given(job: JobView, size: int, shares: dict[str, int]) -> Allotment:
     if size == job.workers:
         return Allotment(size, job.batch)
-    least = shares.get(job.name, 0)
-    why = (
-        f"it needs {least} to end in time" if size == least else f"{size - least} beyond the {least} that it must have"
-    )
+    least, has = shares.get(job.name, 0) // job.each, size // job.each
+    why = f"it needs {least} to end in time" if has == least else f"{has - least} beyond the {least} that it must have"
     return Allotment(size, job.batch, why)

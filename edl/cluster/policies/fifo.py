@@ -43,7 +43,7 @@ def _served(cluster: ClusterView, jobs: list[JobView], now: float, patience_s: f
     found: dict[str, Allotment] = {}
     for job in jobs:
         if job.running:
-            more = max(0, min(job.request - job.workers, free))  # a node that failed has cost it some
+            more = max(0, job.whole(min(job.request - job.workers, free)))  # a node that failed has cost it some
             found[job.name] = Allotment(job.workers + more, reason="it has all of its workers again" if more else "")
             free -= more
     for job in jobs:

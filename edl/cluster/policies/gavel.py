@@ -66,7 +66,7 @@ class Gavel(msgspec.Struct, frozen=True):
 
 
 def _need(job: JobView, devices: int) -> int:
-    return max(job.smallest, min(job.request, job.largest, devices))
+    return max(job.smallest, job.whole(min(job.request, job.largest, devices)))
 
 
 def filled(needs: Floats, weights: Floats, devices: float) -> Floats:

@@ -122,9 +122,9 @@ def reason(job: JobView, size: int, curve: Floats) -> str:
     if size == job.workers:
         return ""
     if not job.running:
-        return f"starts with {size}"
+        return f"starts with {size // job.each}"
     faster = curve[size - 1] / max(float(curve[job.workers - 1]), 1e-300) if job.workers <= len(curve) else 0.0
-    return f"from {job.workers} to {size} workers, {faster:.2f} times as fast"
+    return f"from {job.workers // job.each} to {size // job.each} workers, {faster:.2f} times as fast"
 
 
 class ThroughputOptimizer(msgspec.Struct, frozen=True):

@@ -26,14 +26,17 @@ class Optimus(msgspec.Struct, frozen=True):
                 free -= job.smallest
         jobs = [job for job in cluster.jobs if job.name in sizes]
         seconds = [_seconds(job, cluster) for job in jobs]
-        gains = [(-_gain(seconds[at], sizes[job.name]), at) for at, job in enumerate(jobs)]
+        gains = [(-_gain(seconds[at], sizes[job.name], job.each), at) for at, job in enumerate(jobs)]
         heapq.heapify(gains)
         while free and gains and gains[0][0] < 0:
             _, at = gains[0]
-            name = jobs[at].name
-            sizes[name] += 1
-            free -= 1
-            heapq.heapreplace(gains, (-_gain(seconds[at], sizes[name]), at))
+            name, each = jobs[at].name, jobs[at].each
+            if each > free:
+                heapq.heappop(gains)
+                continue
+            sizes[name] += each
+            free -= each
+            heapq.heapreplace(gains, (-_gain(seconds[at], sizes[name], each), at))
         smallest_first = sorted(jobs, key=lambda job: sizes[job.name])
         return ClusterDecision(
             {job.name: Allotment(sizes[job.name], reason="gains most by them") for job in smallest_first}
@@ -48,8 +51,9 @@ def _seconds(job: JobView, cluster: ClusterView) -> NDArray[np.float64]:
     return np.divide(left, progress, out=np.full(most, math.inf), where=progress > 0)
 
 
-def _gain(seconds: NDArray[np.float64], size: int) -> float:
-    """Return the seconds that one more worker saves."""
-    if size >= len(seconds) or not math.isfinite(seconds[size]):
+def _gain(seconds: NDArray[np.float64], size: int, each: int) -> float:
+    """Return the seconds that one more worker saves, for each of its devices."""
+    larger = size + each
+    if larger > len(seconds) or not math.isfinite(seconds[larger - 1]):
         return 0.0
-    return float(seconds[size - 1] - seconds[size])
+    return float(seconds[size - 1] - seconds[larger - 1]) / each

@@ -243,7 +243,7 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
 
     def smallest(self, job: JobView) -> int:
         """Return the workers with which a job may begin, or to which it may shrink."""
-        return max(job.smallest, math.ceil(self.shrink * job.request - 1e-9))
+        return max(job.smallest, -job.whole(-math.ceil(self.shrink * job.request - 1e-9)))
 
     def _requests(self, ranked: Sequence[JobView], notes: dict[str, dict[str, float]], devices: int) -> dict[str, int]:
         wanted = {job.name: self._wanted(job) for job in ranked}
@@ -331,7 +331,8 @@ class Expansion:
             least = self._rules.smallest(job)
             return (least, job.request) if least < job.request else (least,)
         present = (job.workers - size,) if job.workers > size else ()
-        return (1, 2, 4, self._node - size % self._node, *present)
+        more = (job.each, 2 * job.each, 4 * job.each, job.whole(self._node - size % self._node))
+        return (*filter(None, more), *present)
 
     def _speedup(self, job: JobView, devices: int) -> Floats:
         rates = job.speed.rates(min(job.largest, devices), self._node, Aim.GIVEN)
@@ -348,5 +349,5 @@ class Expansion:
 
 def _reason(job: JobView, size: int) -> str:
     if size < job.request:
-        return f"less than its {job.request} workers, as others wait"
+        return f"less than its {job.request // job.each} workers, as others wait"
     return "what its owner asked for" if size == job.request else "devices are idle, and it gains by them"

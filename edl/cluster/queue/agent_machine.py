@@ -35,7 +35,7 @@ class WorkerFound:
     """A worker that an earlier process of this agent had started, or at least claimed."""
 
     id: str
-    device: int
+    devices: tuple[int, ...]
     pid: int
     gone: EndEvidence | None  # None: a process of the worker is left
 
@@ -100,7 +100,7 @@ AgentCommand = StartOne | EndOne | BarOne
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    device: int
+    devices: tuple[int, ...]
     pid: int = 0
     gone: EndEvidence | None = None
     at: float = 0.0
@@ -122,8 +122,8 @@ class AgentMachine:
         match happened:
             case OrdersCame(orders):
                 self._orders, self._told = {order.id: order for order in orders}, True
-            case WorkerFound(id_, device, pid, gone):
-                self._workers[id_] = _Kept(device, pid, gone and gone.cut(TAIL_BYTES), now)
+            case WorkerFound(id_, devices, pid, gone):
+                self._workers[id_] = _Kept(devices, pid, gone and gone.cut(TAIL_BYTES), now)
             case WorkerBegan(id_, pid):
                 self._workers[id_] = replace(self._workers[id_], pid=pid)
             case WorkerClaimed(id_):
@@ -148,7 +148,7 @@ class AgentMachine:
 
     def validate(self) -> None:
         """Check I17."""
-        devices = [kept.device for kept in self._workers.values() if kept.gone is None]
+        devices = [device for kept in self._workers.values() if kept.gone is None for device in kept.devices]
         assert len(devices) == len(set(devices)), f"two workers on one device: {self._workers}"
 
     def _end(self, id_: str, evidence: EndEvidence, now: float) -> None:
@@ -172,10 +172,10 @@ class AgentMachine:
             if id_ in self._workers:
                 continue
             if order.wish is not WorkerWish.RUN:  # it was never started, and is never to be
-                self._workers[id_] = _Kept(order.device, told=order.wish, told_at=now, unclear=True)
+                self._workers[id_] = _Kept(order.devices, told=order.wish, told_at=now, unclear=True)
                 todo.append(BarOne(id_))
-            elif self._is_free(order.device):
-                self._workers[id_] = _Kept(order.device)
+            elif self._are_free(order.devices):
+                self._workers[id_] = _Kept(order.devices)
                 todo.append(StartOne(order))
         return todo
 
@@ -190,5 +190,5 @@ class AgentMachine:
         self._workers[id_] = replace(kept, told=wish, told_at=now)
         return (EndOne(id_, kill=wish is WorkerWish.DIE),)
 
-    def _is_free(self, device: int) -> bool:
-        return all(kept.device != device for kept in self._workers.values() if kept.gone is None)
+    def _are_free(self, devices: tuple[int, ...]) -> bool:
+        return all(kept.gone is not None or not {*devices} & {*kept.devices} for kept in self._workers.values())

@@ -37,11 +37,10 @@ NONE_LEFT = "the cluster has no devices left for it"
 
 def outlook(state: QueueState, speeds: LiveSpeeds, now: float) -> ClusterView:
     """Return the policy's view: jobs that wait or run, and devices that no other job holds."""
-    most = sum(len(node.devices) for node in state.nodes.values())
     jobs = [job for name in state.live if not (job := state.jobs[name]).over]
     jobs.sort(key=lambda job: (job.asked.submitted, job.name))
-    decided = [job for job in jobs if _is_open(state, job, most, now)]
-    views = [view(job, speeds.speed(job), most, _pace(state, job)) for job in decided]
+    decided = [job for job in jobs if _is_open(state, job, now)]
+    views = [view(job, speeds.speed(job), state.room_for(job), _pace(state, job)) for job in decided]
     shown = within_quotas(views, state.rules.quotas, _going(state, {job.name for job in decided}))
     return ClusterView(tuple(_room(state, shown, now)), shown)
 
@@ -50,7 +49,8 @@ def _going(state: QueueState, decided: Collection[str]) -> Counter[str]:
     """Count the devices of each user beyond those that a policy decides about."""
     going: Counter[str] = Counter()
     for job in (state.jobs[name] for name in state.live):
-        going[job.asked.user] += len(job.workers) - (len(job.staying) if job.name in decided else 0)
+        workers = len(job.workers) - (len(job.staying) if job.name in decided else 0)
+        going[job.asked.user] += workers * job.asked.processes
     return going
 
 
@@ -63,9 +63,9 @@ def _pace(state: QueueState, job: JobEntry) -> ObservedPace:
     )
 
 
-def _is_open(state: QueueState, job: JobEntry, most: int, now: float) -> bool:
+def _is_open(state: QueueState, job: JobEntry, now: float) -> bool:
     if job.waits:
-        return not state.draining and job.rests_until <= now and job.asked.min_np <= most
+        return not state.draining and job.rests_until <= now and job.asked.min_np <= state.room_for(job)
     return job.phase in ACTIVE and bool(job.staying)
 
 
@@ -81,7 +81,7 @@ def _room(state: QueueState, views: Iterable[JobView], now: float) -> Iterable[N
     for job in views:
         stays.update(job.placement)
     held = (state.jobs[name].workers for name in state.live if name not in shown | going)
-    others = Counter(worker.node for workers in held for worker in workers)
+    others = Counter(worker.node for workers in held for worker in workers for _ in worker.devices)
     for name, node in state.nodes.items():
         count = max(stays[name], len(node.devices) - others[name]) if node.takes(now) else stays[name]
         if count:
@@ -91,6 +91,7 @@ def _room(state: QueueState, views: Iterable[JobView], now: float) -> Iterable[N
 
 
 FreeDevices = dict[str, list[int]]  # by node
+Seat = tuple[str, tuple[int, ...]]  # of a worker: its node and its devices
 
 
 def decide(state: QueueState, policy: ClusterPolicy, speeds: LiveSpeeds, now: float) -> float | None:
@@ -105,7 +106,9 @@ def decide(state: QueueState, policy: ClusterPolicy, speeds: LiveSpeeds, now: fl
     wanted = {name: one.workers for name, one in allotments.items()}
     present = {job.name: dict(job.placement) for job in shown.jobs if job.workers and job.name in wanted}
     spread = {job.name for job in shown.jobs if state.jobs[job.name].asked.spread}
-    before, state.desired = state.desired, place(shown.nodes, present, wanted, Rule.PACK, moves=False, spread=spread)
+    each = {job.name: job.each for job in shown.jobs}
+    found = place(shown.nodes, present, wanted, Rule.PACK, moves=False, spread=spread, each=each)
+    before, state.desired = state.desired, {name: _in_workers(each[name], one) for name, one in found.items()}
     for_others = _for_whom(shown, allotments)
     for job in shown.jobs:
         _note(state, job.name, decision.notes.get(job.name, {}), now)
@@ -114,6 +117,10 @@ def decide(state: QueueState, policy: ClusterPolicy, speeds: LiveSpeeds, now: fl
         _carry_out(state, job, allotments.get(job.name), now, for_others)
     queue_migration.heed_decision(state, now)
     return decision.look_again
+
+
+def _in_workers(each: int, devices: Placement) -> Placement:
+    return {node: count // each for node, count in devices.items()}
 
 
 def _for_whom(shown: ClusterView, allotments: Mapping[str, Allotment]) -> str:
@@ -136,15 +143,15 @@ def _decision(policy: ClusterPolicy, shown: ClusterView, now: float) -> tuple[Cl
         return ClusterDecision({}), f"{type(error).__name__}: {error}"
     asked = sum(one.workers for one in decision.allotments.values())
     if asked > shown.devices:
-        return ClusterDecision({}), f"it gives {asked} workers, and there are {shown.devices} devices"
+        return ClusterDecision({}), f"it gives {asked} devices, and there are {shown.devices}"
     return decision, ""
 
 
 def _clipped(shown: ClusterView, allotments: dict[str, Allotment]) -> dict[str, Allotment]:
-    """Bound the allotments by each job's limits: not every policy knows quotas."""
+    """Bound the allotments by each job's limits, in whole workers: not every policy knows quotas, or processes."""
     views = {job.name: job for job in shown.jobs}
     return {
-        name: Allotment(min(one.workers, views[name].largest), one.batch, one.reason)
+        name: Allotment(views[name].whole(min(one.workers, views[name].largest)), one.batch, one.reason)
         for name, one in allotments.items()
         if name in views and one.workers >= views[name].smallest
     }
@@ -160,12 +167,10 @@ def _tell(
     state: QueueState, shown: JobView, allotted: Allotment | None, before: int, now: float, for_others: str
 ) -> None:
     """Record a decision about a job once, when it differs from the one before."""
-    workers = 0 if allotted is None else allotted.workers
-    if workers not in {shown.workers, before}:
-        words = (
-            f"from {shown.workers} to {workers} workers" + f": {for_others if allotted is None else allotted.reason}"
-        )
-        state.tell(now, "decision", shown.name, words, workers=workers, was=shown.workers)
+    workers, was = sum(state.desired.get(shown.name, {}).values()), shown.workers // shown.each
+    if workers not in {was, before}:
+        words = f"from {was} to {workers} workers: {for_others if allotted is None else allotted.reason}"
+        state.tell(now, "decision", shown.name, words, workers=workers, was=was)
 
 
 def _carry_out(state: QueueState, shown: JobView, allotted: Allotment | None, now: float, for_others: str) -> None:
@@ -183,7 +188,7 @@ def _batch(state: QueueState, job: JobEntry, allotted: Allotment, now: float) ->
     seen = state.seen_of(job)
     if batch != (job.batch or seen.look.batch):
         state.put(job, now, batch=batch)
-        why = allotted.reason or f"the policy's choice for {allotted.workers} workers"
+        why = allotted.reason or f"the policy's choice for {allotted.workers // job.asked.processes} workers"
         state.tell(now, "batch", job.name, f"{batch} samples a step: {why}", batch=batch)
     elif seen.look.batch in {0, batch} or now - seen.batch_at < BATCH_AGAIN_S:
         return  # else the request was lost: with a scheduler, with a leader, or with the life that received it
@@ -211,7 +216,7 @@ def _begin(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevice
     """Begin a job with all of its fewest workers at once, or none (gang); further ones come when their devices are
     free.
     """
-    seats = _seats(free, wanted)[: _quota_left(state, job)]
+    seats = _seats(free, wanted, job.asked.processes)[: _quota_left(state, job)]
     if len(seats) < job.asked.min_np or job.rests_until > now:
         return
     _take(free, seats)
@@ -236,9 +241,10 @@ def _begin(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevice
     )
 
 
-def _worker(job: JobEntry, at: int, seat: tuple[str, int], life: int, now: float) -> WorkerEntry:
-    number = job.made + at
-    return WorkerEntry(f"{job.name}-{number}", number, *seat, life=life, since=now, began=now)
+def _worker(job: JobEntry, at: int, seat: Seat, life: int, now: float) -> WorkerEntry:
+    number, (node, (device, *further)) = job.made + at, seat
+    id_ = f"{job.name}-{number}"
+    return WorkerEntry(id_, number, node, device, life=life, since=now, began=now, further=tuple(further))
 
 
 def _free(state: QueueState, now: float) -> FreeDevices:
@@ -248,23 +254,30 @@ def _free(state: QueueState, now: float) -> FreeDevices:
     return {name: free_devices(node.devices, name, holders) for name, node in there.items()}
 
 
-def _seats(free: FreeDevices, wanted: Placement) -> list[tuple[str, int]]:
-    """Return the free devices for a placement, as node and device."""
-    return [(node, device) for node, count in wanted.items() if count > 0 for device in free.get(node, [])[:count]]
+def _seats(free: FreeDevices, wanted: Placement, each: int) -> list[Seat]:
+    """Return the seats of a placement that are free, of `each` devices; fewer devices of a node are none."""
+    return [
+        (node, tuple(there[first : first + each]))
+        for node, count in wanted.items()
+        for there in (free.get(node, []),)
+        for first in range(0, min(count, len(there) // each) * each, each)
+    ]
 
 
 def _quota_left(state: QueueState, job: JobEntry) -> int:
-    """Count the devices that the job's user may have more. Devices that the user is about to give back still count."""
+    """Count the workers that the job's user may have more. Devices that the user is about to give back still count."""
     user = job.asked.user
     if user not in state.rules.quotas:
         return job.asked.max_np
-    held = sum(len(state.jobs[name].workers) for name in state.live if state.jobs[name].asked.user == user)
-    return max(0, state.rules.quotas[user] - held)
+    others = (state.jobs[name] for name in state.live)
+    held = sum(len(one.workers) * one.asked.processes for one in others if one.asked.user == user)
+    return max(0, state.rules.quotas[user] - held) // job.asked.processes
 
 
-def _take(free: FreeDevices, seats: Iterable[tuple[str, int]]) -> None:
-    for node, device in seats:
-        free[node].remove(device)
+def _take(free: FreeDevices, seats: Iterable[Seat]) -> None:
+    for node, devices in seats:
+        for device in devices:
+            free[node].remove(device)
 
 
 def _change(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevices, now: float) -> None:
@@ -318,7 +331,7 @@ def _grow(state: QueueState, job: JobEntry, missing: Placement, free: FreeDevice
         return
     if job.rests_until > now:
         return
-    seats = _seats(free, missing)[: min(job.vacancies, _quota_left(state, job))]
+    seats = _seats(free, missing, job.asked.processes)[: min(job.vacancies, _quota_left(state, job))]
     if not seats:
         return
     _take(free, seats)
@@ -355,7 +368,7 @@ def within_quotas(
             let_in[job.name] = job
     for name, job in let_in.items():
         if job.user in room:  # the first jobs get the room left beyond the smallest sizes of all
-            largest = min(job.largest, job.smallest + room[job.user])
+            largest = job.whole(min(job.largest, job.smallest + room[job.user]))
             room[job.user] -= largest - job.smallest
             request = max(job.smallest, min(job.request, largest))
             let_in[name] = msgspec.structs.replace(job, largest=largest, request=request)

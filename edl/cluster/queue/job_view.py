@@ -24,13 +24,22 @@ FINISHED: Final = JobPhase.FINISHED.value
 
 
 class ShownWorker(msgspec.Struct, frozen=True):
-    """A worker and its device."""
+    """A worker and its devices."""
 
     id: str
     node: str
     device: int
     wish: str
     began: float = 0.0
+    further: tuple[int, ...] = ()  # devices of its further processes
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return (self.device, *self.further)
+
+    @property
+    def on(self) -> str:
+        return f"device{'s' if self.further else ''} {', '.join(map(str, self.devices))}"
 
 
 class JobShown(msgspec.Struct, frozen=True):
@@ -65,6 +74,7 @@ class JobShown(msgspec.Struct, frozen=True):
     events: tuple[QueueEvent, ...]
     wanted: int = 0  # workers that its owner has asked for since; 0: as it was submitted
     held: tuple[DeviceHeld, ...] = ()  # devices that the job held before, the newest
+    processes: int = 1  # of each worker
 
     @property
     def over(self) -> bool:
@@ -104,11 +114,14 @@ def shown(job: JobEntry, now: float) -> JobShown:
         changes=job.changes,
         batch=job.batch,
         tries_left=job.tries_left,
-        workers=tuple(ShownWorker(one.id, one.node, one.device, one.wish.value, one.began) for one in job.workers),
+        workers=tuple(
+            ShownWorker(one.id, one.node, one.device, one.wish.value, one.began, one.further) for one in job.workers
+        ),
         used_s=job.used,
         events=job.story,
         wanted=job.wanted,
         held=job.held,
+        processes=asked.processes,
     )
 
 

@@ -108,6 +108,12 @@ class Submission(msgspec.Struct, frozen=True):
     checkpoint: str = ""  # folder of its checkpoints
     spread: bool = False  # place its workers over many nodes; else on as few as possible
     ticket: str = ""  # drawn by the submitter: the same ticket again is the same submission, whose answer was lost
+    processes: Count = 1  # of each worker: each has a device of its own, all on one node
+
+    @property
+    def workers_in_words(self) -> str:
+        of = f", of {self.processes} processes each" if self.processes > 1 else ""
+        return f"{self.np} workers, {self.min_np} to {self.max_np}{of}"
 
 
 class WorkerWish(StrEnum):
@@ -119,7 +125,7 @@ class WorkerWish(StrEnum):
 
 
 class WorkerEntry(msgspec.Struct, frozen=True):
-    """A worker, and the device that is its own until its process is gone (I17)."""
+    """A worker, and the devices that are its own until its processes are gone (I17)."""
 
     id: str  # never used twice
     number: int  # counts the job's workers in the order in which they were made, from 1
@@ -129,6 +135,11 @@ class WorkerEntry(msgspec.Struct, frozen=True):
     since: float  # when the present wish was set
     began: float
     wish: WorkerWish = WorkerWish.RUN
+    further: tuple[int, ...] = ()  # devices of its further processes
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return (self.device, *self.further)
 
 
 class DeviceHeld(msgspec.Struct, frozen=True):
@@ -244,10 +255,15 @@ class WorkerOrder(msgspec.Struct, frozen=True):
     saved_life: int = 1
     resume_from: str = ""
     np: int = 1  # workers that the life begins with
+    further: tuple[int, ...] = ()  # devices of its further processes
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        return (self.device, *self.further)
 
 
 class WorkerSeen(msgspec.Struct, frozen=True):
-    """An agent's report of one worker. `gone`: none of its processes is left, and its device is free."""
+    """An agent's report of one worker. `gone`: none of its processes is left, and its devices are free."""
 
     id: str
     gone: bool = False
@@ -293,6 +309,7 @@ def orders_of(node: str, jobs: Mapping[str, JobEntry]) -> tuple[WorkerOrder, ...
             job.saved_life,
             job.resume_from,
             job.started_with,
+            worker.further,
         )
         for job in jobs.values()
         for worker in job.workers

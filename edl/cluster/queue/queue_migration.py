@@ -12,7 +12,8 @@ One job moves at a time, and by one step at a time, which bounds the cost of a w
 first. A job is packed onto fewer nodes only if it has not changed for a while and no other job waits; it then spans
 fewer nodes than before, so that no two moves undo each other. Newcomers come first if the job may have more workers,
 else leavers go first if it keeps its fewest; a job that can do neither is saved and begins elsewhere, and only to leave
-a node that is left out.
+a node that is left out. A job whose workers need several devices of one node may wait although enough are free: then
+packing another is what it waits for.
 
 Owns: which job moves, by which steps, when a migration begins and ends. Does not own: which worker gets which device
 (`device_assignment`).
@@ -76,24 +77,30 @@ def surroundings(state: QueueState, now: float) -> MigrationView:
     of_user: Counter[str] = Counter()
     for name in state.live:
         for worker in state.jobs[name].workers:
-            held[worker.node] += 1
-            of_user[state.jobs[name].asked.user] += 1
+            held[worker.node] += len(worker.devices)
+            of_user[state.jobs[name].asked.user] += len(worker.devices)
     for name, wanted in state.desired.items():
         has = placed(state.jobs[name])
         for node, count in wanted.items():
-            held[node] += max(0, count - has.get(node, 0))
-    most = sum(len(node.devices) for node in state.nodes.values())
+            held[node] += max(0, count - has.get(node, 0)) * state.jobs[name].asked.processes
+    room = {name: len(one.devices) - held[name] for name, one in state.nodes.items() if one.takes(now)}
     return MigrationView(
-        room={name: len(one.devices) - held[name] for name, one in state.nodes.items() if one.takes(now)},
+        room=room,
         left_out=frozenset(state.left_out(now)),
         closed=frozenset(name for name, one in state.nodes.items() if one.is_closed(now, state.rules.settled_s)),
-        waits=any(_waits(state.jobs[name], most) for name in state.live),
+        waits=any(_waits(state, state.jobs[name], sum(room.values())) for name in state.live),
         quotas={user: most_of - of_user[user] for user, most_of in state.rules.quotas.items()},
     )
 
 
-def _waits(job: JobEntry, most: int) -> bool:
-    return job.phase is JobPhase.PREEMPTING or (job.waits and job.asked.min_np <= most)
+def _waits(state: QueueState, job: JobEntry, free: int) -> bool:
+    """Tell whether the job waits for others. One that has enough free devices, in pieces that are too small for its
+    workers' processes, waits for a migration.
+    """
+    if not job.waits or job.asked.min_np > state.room_for(job):
+        return job.phase is JobPhase.PREEMPTING
+    placed_now = sum(state.desired.get(job.name, {}).values())
+    return placed_now >= job.asked.min_np or free < job.asked.min_np * job.asked.processes
 
 
 def _is_quiet(state: QueueState, job: JobEntry) -> bool:
@@ -121,8 +128,9 @@ def _has_room(state: QueueState, job: JobEntry, now: float) -> bool:
         if missing <= 0:
             continue
         node = state.nodes.get(name)
-        held = sum(worker.node == name for other in state.live for worker in state.jobs[other].workers)
-        if node is None or not node.takes(now) or len(node.devices) - held < missing:
+        workers = (worker for other in state.live for worker in state.jobs[other].workers if worker.node == name)
+        held = sum(len(worker.devices) for worker in workers)
+        if node is None or not node.takes(now) or len(node.devices) - held < missing * job.asked.processes:
             return False
     return True
 
@@ -151,8 +159,12 @@ class MigrationView(msgspec.Struct, frozen=True):
     room: Mapping[str, int]
     left_out: frozenset[str] = frozenset()
     closed: frozenset[str] = frozenset()  # nodes whose agents are there, and which take no workers
-    waits: bool = False  # a job waits for devices, or is about to
+    waits: bool = False  # a job waits for devices, or is about to, and packing others would not help it
     quotas: Mapping[str, int] = {}  # user -> devices that the user may have beyond those held now
+
+    def room_for(self, job: JobEntry) -> dict[str, int]:
+        """Return the workers of the job that each node has room for."""
+        return {node: devices // job.asked.processes for node, devices in self.room.items()}
 
 
 class JobMove(msgspec.Struct, frozen=True):
@@ -174,7 +186,7 @@ def next_migration(jobs: Iterable[JobEntry], around: MigrationView, settled_s: f
         return None
     settled = (job for job in jobs if job.changed is None or now - job.changed >= settled_s)
     for job in settled:
-        target = packed(placed(job), around.room)
+        target = packed(placed(job), around.room_for(job))
         if target is not None and not job.asked.spread and _is_mobile(job, around):
             return JobMove(job, target, FEWER_NODES)
     return None
@@ -184,7 +196,7 @@ def _away(job: JobEntry, around: MigrationView) -> JobMove | None:
     """Move the job off the closed nodes, as far as there is room elsewhere."""
     before = placed(job)
     shut = sorted(node for node in before if node in around.left_out or node in around.closed)
-    room = {node: devices for node, devices in around.room.items() if devices > 0}
+    room = {node: workers for node, workers in around.room_for(job).items() if workers > 0}
     if not shut or not room:
         return None
     after = {node: count for node, count in before.items() if node not in shut}
@@ -240,7 +252,8 @@ def _is_mobile(job: JobEntry, around: MigrationView) -> bool:
 
 def may_come(job: JobEntry, quotas: Mapping[str, int]) -> int:
     """Return how many workers the job may have for a moment beyond its present ones."""
-    return max(0, min(job.vacancies, quotas.get(job.asked.user, job.vacancies)))
+    allowed = quotas[job.asked.user] // job.asked.processes if job.asked.user in quotas else job.vacancies
+    return max(0, min(job.vacancies, allowed))
 
 
 def may_go(job: JobEntry) -> int:

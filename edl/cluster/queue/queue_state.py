@@ -28,7 +28,7 @@ from edl.cluster.queue.queue_entries import (
     after,
 )
 from edl.cluster.queue.scheduler_inputs import Act, ClusterRules, JobLook
-from edl.cluster.views import JobView, Placement, Speed
+from edl.cluster.views import JobView, PerDevice, Placement, Speed
 
 KEPT_REASON = 500
 KEPT_EVENTS = 50
@@ -155,6 +155,12 @@ class QueueState:
             job = msgspec.structs.replace(job, story=(*job.story, event)[-KEPT_EVENTS:])
             self.jobs[name] = self.changed[name] = job
 
+    def room_for(self, job: JobEntry) -> int:
+        """Count the workers of the job that all nodes together hold: a node with fewer devices than a worker's
+        processes holds none.
+        """
+        return sum(len(node.devices) // job.asked.processes for node in self.nodes.values())
+
     def left_out(self, now: float) -> tuple[str, ...]:
         return tuple(name for name, node in self.nodes.items() if node.left_out_until > now)
 
@@ -202,9 +208,10 @@ def _let_go(job: JobEntry, before: tuple[WorkerEntry, ...], now: float) -> JobEn
     """Keep a record of which worker had which device until when."""
     there = {worker.id for worker in job.workers}
     gone = tuple(
-        DeviceHeld(worker.id, worker.node, worker.device, worker.began, now)
+        DeviceHeld(worker.id, worker.node, device, worker.began, now)
         for worker in before
         if worker.id not in there
+        for device in worker.devices
     )
     return msgspec.structs.replace(job, held=(*job.held, *gone)[-KEPT_HELD:]) if gone else job
 
@@ -221,7 +228,7 @@ def counted(job: JobEntry, now: float) -> JobEntry:
     used = dict(job.used)
     for worker in job.workers:
         use = _use(job, worker.wish)
-        used[use] = used.get(use, 0.0) + passed
+        used[use] = used.get(use, 0.0) + passed * len(worker.devices)
     holds = bool(job.workers)
     return msgspec.structs.replace(
         job,
@@ -234,7 +241,7 @@ def counted(job: JobEntry, now: float) -> JobEntry:
 
 def wasted(job: JobEntry, steps: int, step_s: float) -> JobEntry:
     """Count the devices' time of `steps` steps as lost: these are to be made again."""
-    lost = min(job.used.get(TRAINED, 0.0), steps * step_s * max(1, job.started_with))
+    lost = min(job.used.get(TRAINED, 0.0), steps * step_s * max(1, job.started_with) * job.asked.processes)
     if lost <= 0:
         return job
     used = {**job.used, TRAINED: job.used[TRAINED] - lost, LOST: job.used.get(LOST, 0.0) + lost}
@@ -253,17 +260,19 @@ UNSEEN: Final = ObservedPace()
 
 
 def view(job: JobEntry, speed: Speed, most: int, pace: ObservedPace = UNSEEN) -> JobView:
-    """Return the policy's view of a job that is not over. `most`: devices that the cluster has."""
-    asked = job.asked
-    placement = (job.moving or placed(job)) if job.workers else {}
+    """Return the policy's view of a job that is not over. `most`: workers of the job that the cluster has room for."""
+    asked, each = job.asked, job.asked.processes
+    placed_at = (job.moving or placed(job)) if job.workers else {}
+    placement = {node: count * each for node, count in placed_at.items()}
     np, max_np = (job.wanted, job.wanted) if job.wanted else (asked.np, asked.max_np)
     return JobView(
         name=job.name,
         submitted=asked.submitted,
-        request=max(asked.min_np, min(np, most)),
-        smallest=asked.min_np,
-        largest=max(asked.min_np, min(max_np, most)),
-        speed=speed,
+        request=max(asked.min_np, min(np, most)) * each,
+        smallest=asked.min_np * each,
+        largest=max(asked.min_np, min(max_np, most)) * each,
+        speed=speed if each == 1 else PerDevice(speed, each),
+        each=each,
         batch=job.batch,
         user=asked.user,
         priority=asked.priority,
@@ -282,7 +291,7 @@ def view(job: JobEntry, speed: Speed, most: int, pace: ObservedPace = UNSEEN) ->
         began=job.began,
         changed=job.changed,
         changes=job.changes,
-        most_tried=job.most_tried,
+        most_tried=job.most_tried * each,
         notes=job.notes,
     )
 
@@ -294,7 +303,7 @@ def placed(job: JobEntry) -> Placement:
 
 def free_devices(devices: Iterable[int], node: str, jobs: Iterable[JobEntry]) -> list[int]:
     """Return the devices that no worker of any job holds, whatever its orders are (I17)."""
-    held = {worker.device for job in jobs for worker in job.workers if worker.node == node}
+    held = {device for job in jobs for worker in job.workers if worker.node == node for device in worker.devices}
     return [device for device in devices if device not in held]
 
 

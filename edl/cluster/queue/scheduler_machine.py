@@ -115,8 +115,10 @@ class SchedulerMachine:
             ids = [worker.id for worker in job.workers]
             assert len(set(ids)) == len(ids), f"one worker twice: {job}"
             for worker in job.workers:
-                other = held.setdefault((worker.node, worker.device), worker.id)
-                assert other == worker.id, f"{other} and {worker.id} on one device"
+                for device in worker.devices:
+                    other = held.setdefault((worker.node, device), worker.id)
+                    assert other == worker.id, f"{other} and {worker.id} on one device"
+                assert len(set(worker.devices)) == job.asked.processes, f"not a device for each process: {worker}"
                 assert worker.life == job.life, f"a worker of another life: {job}"
             assert not (job.waits and job.workers), f"it waits, and holds devices: {job}"
             assert len(job.workers) <= job.asked.max_np or job.phase not in ACTIVE or _growing(job), f"too many: {job}"
@@ -153,7 +155,7 @@ class SchedulerMachine:
             return
         tries = state.rules.retries.tries
         state.put(JobEntry(asked, since=now, since_phase=now, tries_left=tries, environ=environ), now)
-        state.tell(now, "job_queued", asked.name, f"{asked.np} workers, {asked.min_np} to {asked.max_np}")
+        state.tell(now, "job_queued", asked.name, asked.workers_in_words)
         state.news = True
 
     def _sized(self, job: JobEntry, np: int, now: float) -> None:

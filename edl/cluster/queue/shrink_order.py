@@ -32,7 +32,7 @@ def yielded(cluster: ClusterView, allotments: Mapping[str, Allotment]) -> dict[s
 
 
 class Shares:
-    """The workers of each job while they are redistributed."""
+    """The workers of each job while they are redistributed, counted by their devices."""
 
     def __init__(self, cluster: ClusterView, allotments: Mapping[str, Allotment]) -> None:
         self.allotments = {name: one for name, one in allotments.items() if one.workers}
@@ -71,7 +71,7 @@ class Shares:
                 break
             if self.workers(one):
                 self._free += self.allotments.pop(one.name).workers
-        more = min(job.request - has, self._free)
+        more = job.whole(min(job.request - has, self._free))
         if more:
             self._give(job, more, f"its priority of {job.priority} is higher than that of others")
         self._lowest = self._lowest_of_all()
@@ -89,8 +89,8 @@ class Shares:
                 return
             one = min(beyond, key=lambda job: (job.priority, job.smallest - self.workers(job), -job.submitted))
             before = self.allotments[one.name]
-            self.allotments[one.name] = Allotment(before.workers - 1, before.batch, reason)
-            self._free += 1
+            self.allotments[one.name] = Allotment(before.workers - one.each, before.batch, reason)
+            self._free += one.each
 
     def _give(self, job: JobView, more: int, reason: str) -> None:
         before = self.allotments.get(job.name, Allotment(0, job.running_batch if job.running else job.batch))

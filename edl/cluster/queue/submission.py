@@ -17,13 +17,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from edl.cluster.queue.job_view import JobShown, outlined
 from edl.cluster.queue.queue_entries import NAME, Count, JobName, Submission
+from edl.config.settings import MOST_PROCESSES
 from edl.errors import ConfigError, UsageError
 
 USER: Final = r"\A[A-Za-z0-9._@-]{1,64}\Z"
@@ -51,6 +52,7 @@ class JobWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)] | None = None
     checkpoint: str = ""
     spread: bool = False
+    processes: Count = 1  # of each worker, each with a device of one node
     environ: Annotated[dict[str, str], msgspec.Meta(max_length=MOST_ENVIRON)] = {}
     ticket: Annotated[str, msgspec.Meta(max_length=64)] = ""  # the same ticket again is the same submission
 
@@ -69,8 +71,11 @@ def submission(wish: JobWish, user: str, now: float) -> Submission:
     max_np = wish.max_np or np
     if not np <= max_np:
         raise ConfigError(f"max_np {max_np}: must be at least np, which is {np}")
-    if max_np > WORKERS:
-        raise ConfigError(f"max_np {max_np}: a job has {WORKERS:,} workers at most")
+    if wish.processes > MOST_PROCESSES:
+        raise ConfigError(f"processes {wish.processes}: a worker has {MOST_PROCESSES} at most")
+    if max_np * wish.processes > WORKERS:
+        of = f" of {wish.processes} processes" if wish.processes > 1 else ""
+        raise ConfigError(f"max_np {max_np}: a job has {WORKERS // wish.processes:,} workers{of} at most")
     if wish.batch_range is not None and wish.batch_range[0] > wish.batch_range[1]:
         raise ConfigError(f"batch_range {list(wish.batch_range)}: must be the fewest samples a step and the most")
     if not wish.folder.startswith("/") or "\0" in wish.folder:
@@ -97,7 +102,25 @@ def submission(wish: JobWish, user: str, now: float) -> Submission:
         checkpoint=wish.checkpoint,
         spread=wish.spread,
         ticket=wish.ticket,
+        processes=wish.processes,
     )
+
+
+def check_fits(asked: Submission, nodes: Collection[int], *, flags: bool) -> None:
+    """Refuse a job that could never begin on nodes of so many devices. `flags`: quote its request as flags. Raises
+    ConfigError.
+    """
+    quote = ("--processes", "--min-np") if flags else ("processes", "min_np")
+    each, most, devices = asked.processes, max(nodes, default=0), sum(nodes)
+    if each > 1 and each > most:
+        raise ConfigError(
+            f"{quote[0]} {each}: a worker's processes are on one node, each with a device, and no node of the cluster "
+            f"has more than {most}: ask for {most} at most, or start the cluster with larger nodes (--nodes)"
+        )
+    room = sum(one // each for one in nodes)
+    if asked.min_np > room:
+        of = f", and room for {room} workers of {each} processes" if each > 1 else ""
+        raise ConfigError(f"{quote[1]} {asked.min_np}: the cluster has {devices} devices{of}: it would never begin")
 
 
 def checked_name(name: str) -> str:
@@ -157,7 +180,7 @@ def caller_of(header: str, owner: str, users: Mapping[str, str]) -> TokenHolder 
 ENTRY_BYTES: Final = 64_000  # bound of a job as it was submitted: most of it is its command
 ENVIRON_BYTES: Final = 400_000  # bound of its owner's environment variables
 PATH_BYTES: Final = 1024  # bound of the paths of its folder and of its checkpoints, as the coordinator keeps them
-WORKERS: Final = 2000  # most workers of a job: its entry names those that it has
+WORKERS: Final = 2000  # most workers of a job, times their processes: its entry names all devices that it has
 USERS: Final = 2  # so many users at their bounds fill the queue
 
 

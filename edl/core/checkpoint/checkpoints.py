@@ -83,7 +83,8 @@ class Checkpoints:
         elif not record.arrivals:  # the first worker brings the folder
             working.commands.append(NOT_BEGUN)
         elif not record.job_policy.checkpointing.folder:
-            working.commands.append(Refuse("the job is not saved: it was started without a folder for checkpoints"))
+            why = "the job is not saved: it was started without a folder for checkpoints (edl run --checkpoint DIR)"
+            working.commands.append(Refuse(why))
         else:
             if before is None:
                 working.change(save_requests=checkpoint_requests.taken(record, asked.request, working.newest()[0]))

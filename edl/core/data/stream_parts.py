@@ -256,7 +256,7 @@ class StreamParts:
     def _found(self, queue: Iterable[int], wanted: int) -> int | None:
         """Return how many of `wanted` items the next step has of these parts; None: that is not known yet.
 
-        Where a virtual worker has parts that are not begun, some of those that are have not ended (`assign`).
+        Where a virtual worker has parts that are not begun, one that is begun is still being read (`assign`).
         """
         found = 0
         for part in queue:

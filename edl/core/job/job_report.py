@@ -52,7 +52,7 @@ def status_of(
         workers=tuple(_worker(machine, record, member) for member in record.members),
         data=data,
         spec=ledger.spec if ledger else None,
-        bits=max((_bits(machine, worker) for worker in record.roster), key=len, default=""),
+        bits=record.bits,
         refused=_refused(machine, record, leader, refused),
         recounts=record.driver.begun if record.driver is not None else 0,
         horovodrun=horovod_counts.told(record),
@@ -114,12 +114,6 @@ def _refused(machine: JobMachine, record: Record, leader: str, by_leader: dict[s
         if observation is not None and member.identity.id != leader:  # its own are older news of the same
             total.update(observation.refused)
     return dict(total)
-
-
-def _bits(machine: JobMachine, worker: str) -> str:
-    """Return what a worker says of the bits: those that newcomers have lost are told by the longest words."""
-    seen = machine.seen.observation(worker)
-    return "" if seen is None else seen.bits
 
 
 def _worker(machine: JobMachine, record: Record, member: Member) -> WorkerStatus:

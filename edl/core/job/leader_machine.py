@@ -262,7 +262,9 @@ class JobMachine:
             working.tell(facts.JobStarted(np=happened.np, min=happened.minimum, max=most, ring=ring))
         working.tell(facts.WorkerJoining(worker=happened.identity.id, host=happened.identity.host))
         if not self._migrating.welcome(happened.identity):
-            self._sizing.welcome(happened.identity.id, answering=happened.answering)
+            # A size was asked for while the workers of the first one were still coming: it holds for them, too.
+            answering = happened.answering or number <= happened.np
+            self._sizing.welcome(happened.identity.id, answering=answering)
 
     def _refusal(self, newcomer: Register) -> str:
         """Return why a newcomer is refused; empty when it may register."""
@@ -306,6 +308,8 @@ class JobMachine:
         if last is not None and only_stepped(observation, last) and not self._leasing.matters(worker, observation.step):
             return False
         self._tell_voided(worker, observation)
+        if observation.bits:
+            self._keep_bits()
         before = self.record
         self._checkpoints.heed(observation.save_wanted)
         self._follow(member, observation)
@@ -370,6 +374,15 @@ class JobMachine:
                 self._fail(worker, observation)
             case _:  # the other phases change no state by themselves: `_advance` looks at all members together
                 pass
+
+    def _keep_bits(self) -> None:
+        """Put on record what the ring's workers say of the bits, for later leaders, and for people once the job is
+        over. Bits that newcomers have lost are told by the longest words.
+        """
+        seen = (self.seen.observation(worker) for worker in self.record.roster)
+        bits = max((one.bits for one in seen if one is not None), key=len, default="")
+        if bits not in {"", self.record.bits}:
+            self._working.change(bits=bits, pressing=False)
 
     def _fail(self, worker: str, observation: Observation) -> None:
         """Lose a worker whose script failed. Before the first step, a script that does not fit the checkpoint ends the

@@ -107,6 +107,7 @@ class OtherChanges(TypedDict, total=False):
     migrated: tuple[Migrated, ...]
     failed_by: FailedBy
     tally: Tally
+    bits: str
 
 
 class Changes(OtherChanges, total=False):

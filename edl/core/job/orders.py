@@ -102,8 +102,10 @@ class OrderBook:
         return member.local_rank if member else 0
 
     def _boots_alone(self, worker: str) -> bool:
-        """Tell whether a newcomer boots alone: not before any ring, as the first one may need it inside `init`."""
-        return self.record.begun and worker not in self._in_ring
+        """Tell whether a newcomer boots alone: not before any ring, as the first one may need it inside `init`; nor
+        while it is in a planned ring. If that has failed it, it must go on saying so until another one is planned.
+        """
+        return self.record.begun and worker not in self._in_ring and worker not in self._ranks
 
     def _assignment(self, worker: str) -> Assignment | None:
         plan = self.record.plan

@@ -66,11 +66,11 @@ class TargetSize:
         """Welcome a worker, also one that was not asked for; horovodrun's come as they are counted."""
         record = self._working.record
         present = len(scale_requests.staying(record))
-        if scale_requests.is_driven(record) or not record.generation or present <= record.target:
+        if scale_requests.is_driven(record) or present <= record.target:
             return
-        if answering:  # the request that it was started for was taken back meanwhile
-            self.dismiss((worker,), "the request that it was started for was taken back")
-        else:
+        if answering:
+            self.dismiss((worker,), "a smaller size was asked for before it came")
+        elif record.generation:
             self._working.change(target=present)
 
     def settle(self) -> None:

@@ -6,6 +6,7 @@ own: whose fault a failure was (`edl.core.switch.ring_blame`), nor the next rost
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
@@ -37,6 +38,7 @@ class FaultyMembers:
         self._deadlines = deadlines
         self.again_at = 0.0  # before that, a ring that failed for no known reason is not tried again
         self._excused = 0  # no worker is to blame for rings up to this generation
+        self._failed_first: frozenset[str] = frozenset()  # members of a first ring that came to nothing
         self._failed_at: float | None = None  # when the newest ring was first seen to have come to nothing
         self._last_unfit_at = 0.0  # not kept: a new leader counts from its beginning
 
@@ -58,30 +60,36 @@ class FaultyMembers:
         self._failed_at = self._working.now if self._failed_at is None else self._failed_at
         if len(evidence.said) == len(evidence.roster) or ring_blame.accused(evidence, now.record.trials.proven):
             return 0.0
-        due = self._failed_at + self._lead_times.loss_s
+        # A newcomer that is well may have made the step that has failed the others, and a ring without it would make it
+        # again.
+        tell = self._lead_times.loss_s if evidence.said.keys() >= set(evidence.newcomers) else self._deadlines.finding_s
+        due = self._failed_at + tell
         return due if self._working.now < due else 0.0
 
     def look(self, now: Situation) -> None:
         """Judge each ring once: whether it failed and by whose fault, or has made a step."""
         record, trials = now.record, now.record.trials
         roster = record.plan.roster if record.plan else record.roster
-        if lacks_member(now, roster):
-            self.again_at = 0.0
-            self._follow(self._without_absent_members(now))
+        tried = (*self._failed_first, *trials.tried)  # without the latter rings were tried, and came to nothing, too
+        if lacks_member(now, roster) or not all(map(now.members.__contains__, tried)):
+            self.again_at, self._failed_first = 0.0, frozenset()
+            self._follow(ring_blame.RingBlame(ring_blame.not_proven(trials)))  # a member is gone, which may explain it
         elif self._has_failed(now):
             self._failed_at = None
+            self._failed_first = frozenset() if record.generation else frozenset(roster)
             self._follow(ring_blame.judge(trials, self._evidence(now)))
             undecided = self._working.record.trials.failed > max(trials.failed, 1)
             self.again_at = self._working.now + self._deadlines.moments_s if undecided else 0.0
         elif record.plan is None and record.generation > trials.judged and self._is_news(now):
             self._follow(ring_blame.stood(trials, record.roster))
-        for worker in left_behind(now):
+        # Also one that was left out: its pipeline has read samples that others have now, so it goes, without blame.
+        for worker in left_behind(dataclasses.replace(now, record=self._working.record)):
             self._part_with(worker)
 
     def hear_of(self, unprepared: ring_blame.Evidence, doubted: Sequence[str]) -> None:
         """A ring did not come to stand beside the one that trains; newcomers that are `doubted` may be why not.
 
-        Unless a daemon died meanwhile, or the leader before: then that may be why.
+        Nothing is held against them if a daemon or the leader died meanwhile: that may be why.
         """
         if unprepared.generation > self._excused:
             self._follow(ring_blame.judge_unprepared(self._working.record.trials, unprepared, doubted))
@@ -92,7 +100,8 @@ class FaultyMembers:
 
     def refusal(self, identity: Identity) -> str:
         """Say why a newcomer is not let in: newcomers before it differed from the others, as it would with the same
-        script, or its host had none but unfit workers of late. Empty: it is let in.
+        script, or two workers of its host were unfit, and the job's newest unfit one is less than a boot ago. Empty: it
+        is let in.
         """
         record = self._working.record
         if record.trials.parted >= ring_blame.ENOUGH:
@@ -147,13 +156,6 @@ class FaultyMembers:
         )
 
     # ------------------------------------------------------------------------------------------------ what follows
-
-    def _without_absent_members(self, now: Situation) -> ring_blame.RingBlame:
-        """A member is gone, which may explain it all; but one that a ring stood without knows nothing of its data."""
-        trials = now.record.trials
-        sat_out = trials.left_out and trials.left_out not in now.record.roster
-        gone = {trials.left_out: "a ring stood without it, and none with it"} if sat_out else {}
-        return ring_blame.RingBlame(ring_blame.not_proven(trials), gone)
 
     def _follow(self, judgement: ring_blame.RingBlame) -> None:
         working = self._working

@@ -109,7 +109,8 @@ def _following(now: Situation, roster: tuple[str, ...], forced: bool) -> Decisio
     """Return how a ring of `roster` follows the one on record, if there is one to follow with."""
     record = now.record
     if not any(worker in record.roster or is_ahead(now, worker) for worker in roster):
-        return GiveUp(_why_none_has_the_state(now))
+        # A new leader hears of a step that one of them alone has in a moment.
+        return GiveUp(_why_none_has_the_state(now)) if all(map(now.seen.is_known, roster)) else None
     if len(roster) < now.minimum:
         here = f"{counted(len(roster), 'worker')} {'is' if len(roster) == 1 else 'are'}"
         return TooFew(f"{here} left and the job needs {now.minimum}")
@@ -157,9 +158,9 @@ def _readers_of_a_plan(now: Situation, staying: set[str], leavers: Sequence[str]
     if not leavers:
         return set()
     of = {worker: now.seen.leases_of(worker) for worker in [*staying, *leavers] if now.seen.get(worker)}
-    theirs = [of[worker] for worker in leavers if worker in of]
+    theirs = max(of.get(worker, now.record.generation) for worker in leavers)  # a new leader may not have heard yet
     new = staying.difference(now.record.roster)
-    return {one for one in new if (theirs and of.get(one, 0) > max(theirs)) or _may_sit(now, one)}
+    return {one for one in new if of.get(one, 0) > theirs or _may_sit(now, one)}
 
 
 def _may_sit(now: Situation, newcomer: str) -> bool:
@@ -248,7 +249,7 @@ def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> se
     """A ring that comes to nothing for a newcomer's sake is made anew without it. It is tried once more, alone, when
     the others train again (I14). Where too few would be left, as many newcomers stay as make up the least size, those
     first that have failed least. A newcomer that sat in that ring stays, too: its pipeline has read by its leases, and
-    it could not come again after others were given these.
+    it could not come again after others were given these; or it has made a step that the others have not.
     """
     record, trials = now.record, now.record.trials
     staying = staying - {trials.left_out} - condemned(trials)
@@ -256,7 +257,7 @@ def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> se
     doubted = set(suspects(trials, record.roster)) if record.roster else set()
     if trials.judged == newest and record.roster:
         doubted = staying.difference(record.roster)
-    sure = staying - {worker for worker in doubted if not now.seen.has_leases(worker)}
+    sure = staying - {worker for worker in doubted if not now.seen.has_leases(worker) and not is_ahead(now, worker)}
     if (needed := now.minimum - len(sure)) > 0:
         struck = suspects(trials, record.roster)
         least = sorted(staying - sure, key=lambda worker: (struck.get(worker, 0), now.members[worker].number))
@@ -310,7 +311,12 @@ def left_behind(now: Situation) -> tuple[str, ...]:
 
 
 def is_broken(now: Situation) -> bool:
+    """Tell whether the newest ring has failed a member, as it says, or as a leader has found: by now that member may
+    boot alone, or have another daemon.
+    """
     generation = now.record.plan.generation if now.record.plan else now.record.generation
+    if generation and generation == now.record.trials.judged:
+        return True
     return any(now.seen.breaks(worker, generation) for worker in now.seen.broken if worker in now.members)
 
 
@@ -480,12 +486,13 @@ def _could_enter(now: Situation, member: Member) -> bool:
 
 
 def _has_left(now: Situation) -> bool:
-    """A member left the ring that stood for one that came to nothing, and too few were left to plan another. Before
-    the switch was due it has not left, and trains on. Another leader waits until it has told.
+    """A member left the ring that stood for one that came to nothing, or that was put off in the moment in which it
+    stood, and too few were left to plan another. Before the switch was due it has not left, and trains on. Another
+    leader waits until it has told.
     """
     record = now.record
-    ready = [worker for worker in record.roster if _is(now, worker, WorkerState.READY)]
-    told = [worker for worker in ready if now.seen.generation(worker) >= record.generation]
+    here = [one for one in record.roster if _is(now, one, WorkerState.READY) or _is(now, one, WorkerState.TRAINING)]
+    told = [worker for worker in here if now.seen.generation(worker) >= record.generation]
     return record.plan is None and any(not now.seen.trains(worker, record.generation) for worker in told)
 
 

@@ -5,20 +5,20 @@ one for that, and which for good. Pure. Does not own: what follows for the job (
 the roster (`edl.core.switch.next_generation`). What was found out is on record, so that another leader does not begin
 anew (I9).
 
-A ring that fails says little: all its members fail with it. So three things are gone by, in this order:
+A ring that fails says little: all its members fail with it. So three things count, in this order:
 
 - **what each says**. If few say something of their own ("no route to host"), they are to blame. Others name a peer that
   they could not reach: to blame is the worker in most of such pairs, a newcomer before those that were in a ring
-  together. An error that is no broken ring, where one of those meets it, is held against the newcomers. "Not all
+  together. An error that is no broken ring, met by a member of the ring before, is held against the newcomers. "Not all
   came", "reset by peer" and the like are what every member says, and point at none;
 - **which are new**. Those of the ring before go back to it at once, without the newcomers that came to nothing with
   them. Each newcomer is tried once more, alone, when the others train again. Failing twice makes a worker unfit, once
   the others have a ring without it: if one of them turns out to be gone or unfit instead, that may have been the
-  reason, and no worker is blamed for it. Nor are several that failed twice together. What a worker says of itself needs
-  no such proof;
+  reason, and no worker is blamed for it. Nor are several that failed twice together. What a worker says of itself,
+  and an error that another meets with it, need no such proof;
 - **trying**. Where no newcomer is there to suspect, the same ring is tried once more; then one after another is left
-  out, the most suspect first, and last one that alone has the newest step: it is no newcomer, either. If the ring makes
-  a step without it, that one is unfit.
+  out, the most suspect first; a member that alone has the newest step, and is no newcomer either, comes last. If the
+  ring makes a step without one, that one is unfit.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ WAITED: Final = ("not all members", "did not come", "timed out", "timeout")
 EVERYBODY_SAYS: Final = (
     *WAITED,
     "aborted",
+    "given up",
     "reset",
     "closed",
     "broken pipe",
@@ -53,6 +54,8 @@ EVERYBODY_SAYS: Final = (
     "prepared",
     "unknown reason",
     "collective",
+    "another process of this worker",
+    "this worker's processes",
 )
 _UNREACHABLE: Final = re.compile(r"\bconnect(?:ing)?\b[^\[]*\[([0-9a-fA-F:.]+)\]:\d+", re.IGNORECASE)
 
@@ -86,6 +89,11 @@ class Evidence:
         waited = all(any(words in reason.lower() for words in WAITED) for reason in self.said.values())
         return frozenset(self.roster) - self.came if waited else frozenset()
 
+    @property
+    def silent(self) -> frozenset[str]:
+        """Return the members of the ring before that neither came to this one nor told why not."""
+        return frozenset(self.base).intersection(self.roster).difference(self.came, self.said)
+
 
 @dataclass(frozen=True, slots=True)
 class RingBlame:
@@ -107,7 +115,7 @@ def is_fault(reason: str) -> bool:
 
 
 def is_no_workers_own(reason: str) -> bool:
-    """A ring that was not to stand: no member is to blame for it, and the word of a switch may come late to any."""
+    """Tell whether a member says that the ring was not to stand: none is to blame, as orders may come late to any."""
     return "not booted" in reason or "not in the state of the planned step" in reason
 
 
@@ -138,7 +146,9 @@ def judge(trials: Trials, evidence: Evidence) -> RingBlame:
     absent = evidence.absent
     if not blamed and absent.intersection(evidence.newcomers):
         blamed = {worker: _NEVER_CAME for worker in evidence.newcomers if worker in absent}
-    elif not blamed and absent:  # the others have waited for it, and so has the leader
+    elif not blamed and (absent or (evidence.silent and evidence.newcomers)):
+        # The others have waited for an absent member, and so has the leader; or a silent one, which trained without the
+        # newcomers, may yet tell that it could not come for no fault of theirs.
         return RingBlame(msgspec.structs.replace(trials, judged=evidence.generation))
     elif not blamed:
         blamed = {worker: _why_new(worker, evidence) for worker in evidence.newcomers}
@@ -162,7 +172,7 @@ def judge_unprepared(trials: Trials, evidence: Evidence, doubted: Sequence[str])
     """`evidence` is of a ring that was to stand beside the one that trains; the `doubted` newcomers may be why not.
 
     The others have a ring without them, and lose nothing by it. So what a newcomer says of itself counts, as ever; else
-    those that failed together are called one by one, and that counts which befalls one of them alone.
+    those that failed together are called one by one, and only a failure of a ring with one of them makes it unfit.
     """
     own = {one: why for one, why in evidence.said.items() if one in evidence.newcomers and is_own(why)}
     blamed = {one: _unprepared(one, evidence) for one in doubted} | own
@@ -214,7 +224,7 @@ def condemned(trials: Trials) -> set[str]:
 def not_proven(trials: Trials) -> Trials:
     """A member is gone, perhaps since before others noticed: rings may have come to nothing for its sake.
 
-    What workers have said of themselves stays.
+    What workers have said of themselves, and errors that others met with them, stay.
     """
     own = tuple(strike for strike in trials.strikes if _says_so_itself(strike))
     return undecided_no_more(msgspec.structs.replace(trials, strikes=own))

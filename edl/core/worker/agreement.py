@@ -57,6 +57,13 @@ class Entering:
     booted: bool = True  # its script is past `init`
     beginning: Beginning | None = None  # once it is known
 
+    @property
+    def is_new(self) -> bool:
+        """Tell whether this member is none of the ring on record, and so a newcomer to the others, whatever ring it
+        has sat in before.
+        """
+        return is_new(self.assignment, self.generation)
+
 
 def says(entering: Entering) -> Vote | None:
     """Return a member's vote; None in a ring whose members say nothing. Raises RingBroken."""
@@ -83,7 +90,8 @@ def begins(entering: Entering, heard: Vote | None) -> Beginning:
     if _is_first(assignment):
         return Beginning(0, None)
     if heard is None:
-        return Beginning(assignment.after_step or 0, 0, current=entering.has_state, offer=assignment.offer)
+        current = entering.has_state and not entering.is_new
+        return Beginning(assignment.after_step or 0, 0, current=current, offer=assignment.offer)
     newest = agreed(heard.newest)
     if newest is None and entering.step:
         raise JobFailed("the model's state is lost: the worker that had the newest one died while it was copied")
@@ -114,6 +122,10 @@ def newness(step: int, rank: int, *, has_state: bool) -> int:
     return ((step + 1) << RANK_BITS) + (RANKS - rank) if has_state else 0
 
 
+def is_new(assignment: Assignment, generation: int) -> bool:
+    return not generation or generation < assignment.follows
+
+
 def doubts(assignment: Assignment, generation: int, step: int, *, has_state: bool, voided: bool = False) -> bool:
     """Tell whether this member may lack the planned step's state, though all others rely on it in a planned switch.
 
@@ -126,7 +138,7 @@ def doubts(assignment: Assignment, generation: int, step: int, *, has_state: boo
         return False  # all are asked in any case
     if assignment.after_step == 0:
         return has_state
-    if generation == 0:
+    if is_new(assignment, generation):
         return not assignment.newcomers
     return not (has_state and step == assignment.after_step and not voided)
 

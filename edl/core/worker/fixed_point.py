@@ -4,9 +4,9 @@ A floating-point sum depends on how many add up, and in which order. A sum of wh
 worker's gradient is rounded to multiples of one unit, and these are added up: in any ring, in any grouping, the same.
 
 The unit follows from an *exponent* of the tensor: what is added is below two to its power. It is known before the sum,
-as it follows from the sum of the step before (`following`), with `HEADROOM` bits for a virtual worker whose gradient is
-larger than the mean of all. Where that does not suffice all are told with the sum, agree on the largest exponent that
-any virtual worker needs (`needed`), and compute the step again with it.
+as it follows from the sum of the step before (`following`), with `HEADROOM` bits, or more where there are many virtual
+workers, for one whose gradient is larger than the mean of all. Where that does not suffice all are told with the sum,
+agree on the largest exponent that any virtual worker needs (`needed`), and compute the step again with it.
 
 Owns: that arithmetic. Does not own: rounding and adding up tensors (the adapters), nor computing a step again
 (`edl.trainer.virtual_steps`).
@@ -18,7 +18,7 @@ import math
 from typing import Final
 
 BITS: Final = 30  # of a sum, whose sign is the 32nd; one is left for rounding up
-HEADROOM: Final = 6  # bits between the mean of a step before and the largest gradient of one virtual worker
+HEADROOM: Final = 6  # bits, at least, between the mean of a step before and the largest gradient of one virtual worker
 SMALLEST: Final = -96  # below that, units would leave the range of 32-bit floats
 FALL: Final = 2  # bits a step, at most, by which an exponent becomes smaller
 ABSENT: Final = -1000  # says that nothing is to be added

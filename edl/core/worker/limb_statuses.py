@@ -14,11 +14,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from edl.core.worker.limb_votes import ELSEWHERE
 from edl.protocol.leader_messages import Phase
 from edl.protocol.trainer_messages import CopiedPart, TrainerStatus
 
 LEAST_FIRST: Final = (Phase.BROKEN, Phase.BOOTING, Phase.REHEARSING, Phase.READY, Phase.TRAINING)
 OTHER_DATA: Final = "the processes of this worker ask for different data: call elastic_shard_generator() on all alike"
+
+ENDED: Final = "had come to the end of its script"
 
 
 def combined(statuses: Sequence[TrainerStatus]) -> TrainerStatus:
@@ -29,6 +32,9 @@ def combined(statuses: Sequence[TrainerStatus]) -> TrainerStatus:
     asked = [one.data for one in statuses if one.data is not None]
     if len({repr(replace(one, epochs=0)) for one in asked}) > 1:  # one may have asked for its next epoch already
         least = replace(least, phase=Phase.FAILED, reason=OTHER_DATA)
+    ended = [limb for limb, one in enumerate(statuses) if one.phase is Phase.DONE]
+    if ended and least.phase is Phase.FAILED:
+        least = replace(least, reason=f"{least.reason} (process {ended[0]} of this worker {ENDED})")
     newest_void = max((one.void for one in statuses if one.void), key=lambda void: void.generation, default=None)
     return replace(
         least,
@@ -62,14 +68,14 @@ def ends_worker(dead: TrainerStatus, *, others: bool) -> bool:
 
 
 def _least(statuses: Sequence[TrainerStatus]) -> TrainerStatus:
-    """Return the status of the least advanced limb. One that has failed counts first; one that has come to its end
-    counts once all have.
+    """Return the status of the least advanced limb, of several such the one that knows why. One that has failed counts
+    first; one that has come to its end counts once all have.
     """
     failed = [one for one in statuses if one.phase is Phase.FAILED]
     at_work = [one for one in statuses if not one.over]
     if failed or not at_work:
         return (failed or list(statuses))[0]
-    return min(at_work, key=lambda one: (one.generation, LEAST_FIRST.index(one.phase)))
+    return min(at_work, key=lambda one: (one.generation, LEAST_FIRST.index(one.phase), one.reason == ELSEWHERE))
 
 
 def _marked(statuses: Sequence[TrainerStatus]) -> tuple[int, int]:

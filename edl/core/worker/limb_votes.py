@@ -36,6 +36,7 @@ class UpdateVote(NamedTuple):
 
     void: bool
     look: bool  # there are orders to be looked at after this mini-batch
+    tells: bool = False  # all limbs tell each other which tensors they hold
 
 
 Row = tuple[int, ...]
@@ -66,7 +67,7 @@ def _word(occasion: int) -> str:
 def update_of(rows: Sequence[Row]) -> UpdateVote:
     """Return what holds for all limbs."""
     said = heard(Occasion.UPDATE, rows)
-    return UpdateVote(any(one[0] for one in said), any(one[1] for one in said))
+    return UpdateVote(*(any(one[lane] for one in said) for lane in range(len(UpdateVote._fields))))
 
 
 def newest_orders(rows: Sequence[Row]) -> tuple[int, int]:

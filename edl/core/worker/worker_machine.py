@@ -164,14 +164,13 @@ class WorkerMachine:
         self._measure = measure
         self._history: deque[tuple[TrainerState, type[Input]]] = deque(maxlen=50)
 
-    def introduce(self, *, prepares: bool, sends_state: bool) -> None:
-        """Set what this trainer is able to do. Call it before the trainer has a daemon."""
+    def introduce(self, *, prepares: bool, sends_state: bool, limbs: int = 1) -> None:
+        """Set what this trainer is able to do, and that its worker is so many processes, which decide alike. Call it
+        before the trainer has a daemon: one of them may hear orders before the others.
+        """
+        self.limbs, self.supply.alike = limbs, limbs > 1
         self.next_ring.able = prepares
         self.status = replace(self.status, prepares=prepares, sends_state=sends_state)
-
-    def be_one_of(self, limbs: int) -> None:
-        """Decide as the other processes of this worker do. Call it before the trainer has a daemon."""
-        self.limbs, self.supply.alike = limbs, True
 
     # ------------------------------------------------------------------------------------------------- the mutator
 
@@ -316,7 +315,7 @@ class WorkerMachine:
         """This worker goes from its ring to one with newcomers, or has made no step there yet (`Ring.on_trial`)."""
         entering = self._entering
         if entering is not None:
-            return entering.generation > 0 and entering.assignment.newcomers > 0
+            return not entering.is_new and entering.assignment.newcomers > 0
         return self._tries and self.count.step == self.entered_after
 
     @property
@@ -594,7 +593,7 @@ class WorkerMachine:
         if beginning.whole or beginning.root is None:  # where none has trained, what it has is worth as much as any
             self._tainted = False
         self.awaits_state = self._tainted and beginning.offer > 0
-        if not self.generation:
+        if entering.is_new:
             self.joined, self.is_new = beginning.step, beginning.step > 0
         self._tries, self._entering = self.on_trial, None
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank

@@ -48,13 +48,14 @@ from edl.scheduler.kubernetes.reconciling import (
     agent_mark,
     evidence_of,
     looked,
+    multiplied,
     node_of,
     pod_for,
     pod_of,
     reconcile,
 )
 from edl.scheduler.worker_engine import Ended, Start
-from edl.scheduler.worker_folders import WorkerFolders, device_of, evidence, mark_of, path_here, was_terminated
+from edl.scheduler.worker_folders import WorkerFolders, devices_of, evidence, mark_of, path_here, was_terminated
 
 logger = logging.getLogger("edl")
 
@@ -109,7 +110,8 @@ class KubernetesEngine:
             return None
         ours = {MARK: mark_of(folder), "PATH": path_here()}
         command = self._folders.warden(start)
-        self._starts[worker] = pod_for(self._template, self._name, self._mark, worker, command, ours)
+        template = multiplied(self._template, len(start.order.devices))
+        self._starts[worker] = pod_for(template, self._name, self._mark, worker, command, ours)
         self._wanted[worker] = PodWanted()
         self._wake.set()
         return 0
@@ -294,13 +296,13 @@ class KubernetesEngine:
         """Return what has become of a worker. A worker without a Pod was claimed by an agent that died before it made
         the Pod: the worker never begins.
         """
-        worker, device = folder.name, device_of(folder)
+        worker, devices = folder.name, devices_of(folder)
         pod = self._seen.get(worker)
         one = looked(PodWanted(), pod, asyncio.get_running_loop().time())
         if pod is not None and not pod.over:
             self._wanted[worker] = one
-            return WorkerFound(worker, device, 0, None)
-        return WorkerFound(worker, device, 0, self._evidence(worker, one))
+            return WorkerFound(worker, devices, 0, None)
+        return WorkerFound(worker, devices, 0, self._evidence(worker, one))
 
     def _evidence(self, worker: str, one: PodWanted) -> EndEvidence:
         folder = self._folders[worker]

@@ -13,6 +13,7 @@ import hashlib
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -281,6 +282,28 @@ def pod_name(mark: str, worker: str) -> str:
     """
     plain = re.sub(r"[^a-z0-9-]+", "-", worker.lower()).strip("-")[:60]
     return f"edl-{plain}-{hashlib.sha256(f'{mark} {worker}'.encode()).hexdigest()[:10]}"
+
+
+def multiplied(template: Mapping[str, Any], each: int) -> dict[str, Any]:
+    """Return the template with `each` times what it asks for its first container, as a worker of several processes
+    holds as many slots.
+    """
+    pod = copy.deepcopy(dict(template))
+    if each > 1:
+        resources = pod["spec"]["containers"][0].get("resources", {})
+        for asked in (resources.get("limits", {}), resources.get("requests", {})):
+            asked.update({name: times(quantity, each) for name, quantity in asked.items()})
+    return pod
+
+
+def times(quantity: str | float, each: int) -> str | int | float:
+    """Multiply a quantity of Kubernetes', such as 2, "500m", "1.5Gi" or "1e3"."""
+    if not isinstance(quantity, str):
+        return quantity * each
+    number = re.match(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", quantity)
+    if number is None:
+        return quantity  # Kubernetes refuses it with its own words
+    return f"{Decimal(number[0]) * each}{quantity[number.end() :]}"
 
 
 def pod_for(

@@ -32,6 +32,7 @@ from edl.cluster.queue.submission import (
     QueueFull,
     SizeWish,
     TokenHolder,
+    check_fits,
     checked_name,
     checked_worker,
     submission,
@@ -156,9 +157,7 @@ class ClusterServer:
             raise_by = f"`edl cluster start --highest-priority {user}:{wish.priority}` raises that"
             return _said(f"priority {wish.priority}: this token is {user}'s, who may have {highest}; {raise_by}", 403)
         asked = submission(wish, user, time.time())
-        devices = sum(len(node.devices) for node in self._client.config.nodes)
-        if asked.min_np > devices:
-            raise ConfigError(f"min_np {asked.min_np}: the cluster has {devices} devices: it would never begin")
+        check_fits(asked, [len(node.devices) for node in self._client.config.nodes], flags=False)
         before = await self._submitted_before(asked)
         if before is None:
             await self._client.submit(asked, {**self._environ, **handed_on(wish.environ)})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from edl.core.data.batching import even_shares, microbatches
 from edl.errors import UsageError
 from edl.trainer.data.sample_ids import Ids
 
@@ -53,6 +54,15 @@ class Among:
         """Return this process's part; where none is left for it, a sample that stands in and weighs nothing."""
         mine = self.range(len(ids))
         return ids[mine.start : mine.stop] if mine else ids[:1]
+
+    def microbatches(self, samples: int, mine: int, most: int) -> tuple[int, ...]:
+        """Split `mine`, this process's samples of so many, into as many microbatches as the largest part has: a forward
+        pass is one of all processes. 0: a sample stands in that weighs nothing.
+        """
+        if self.count == 1:
+            return microbatches(mine, most)
+        each = microbatches(max(mine, -(-samples // self.count)), most)
+        return even_shares(mine, len(each))
 
     def weight(self, samples: int) -> float:
         """Return what to multiply the mean loss of this process's part by, so that the mean over all processes is that

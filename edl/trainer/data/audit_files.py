@@ -162,7 +162,9 @@ def prepare(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"EDL_AUDIT={folder}: cannot be made a folder: {error.strerror}") from None
+        raise ConfigError(
+            f"EDL_AUDIT={folder}: cannot be made a folder: {error.strerror}; name one that you may write to"
+        ) from None
 
 
 def check_free(folder: Path, job: str | None) -> None:

@@ -149,7 +149,7 @@ class StreamReader:
             return [self._shelves[part].items[item][0] for part, item in wanted]
 
     def expect(self, coming: Sequence[Ids]) -> None:
-        """Do nothing: what is leased is at hand."""
+        """Do nothing: the reading thread follows the leases by itself."""
 
     def example(self) -> Any:
         """Return some item, which counts for nothing. Raises DataError."""
@@ -377,7 +377,11 @@ class StreamReader:
             return
         if isinstance(error, NotAlike):
             raise error
-        remedy = "mend it and resume the job, or go on without the rest of it: ElasticStream(unreadable='skip')"
+        remedy = "mend it and resume the job"
+        if not self._stream.skips:
+            remedy += ", or go on without the rest of it: ElasticStream(unreadable='skip')"
+        else:
+            remedy += f": {held.known} items of it were found before, so it cannot be passed over"
         raise DataError(f"{told}; {remedy}") from error
 
     def _name(self, part: int) -> str:

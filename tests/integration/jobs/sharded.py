@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,19 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import edl.torch as edl
+from edl.torch import group_world, torch_framework
 
+
+class MeetsSlowly(group_world.GroupWorld):
+    """The first process is ready after the others, as on a busy machine: it may have heard its first orders by then."""
+
+    def __init__(self, limb: int, processes: int, folder: Path, step_timeout_s: float) -> None:
+        super().__init__(limb, processes, folder, step_timeout_s)
+        if not limb:
+            time.sleep(0.5)
+
+
+torch_framework.GroupWorld = MeetsSlowly  # type: ignore[attr-defined]
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=1_000_000)
@@ -26,11 +39,15 @@ parser.add_argument(
     "--way", default="rows", choices=["rows", "tensor", "both", "copies", "stages"], help="how it is divided"
 )
 parser.add_argument("--stop", type=Path, help="file that ends the training")
+parser.add_argument("--wait", type=Path, help="while this file is there, a mini-batch does not begin")
+parser.add_argument("--samples", type=int, default=4004, help="in an epoch; 12 are one step, at any number of workers")
+parser.add_argument("--trace", action="store_true", help="tell the weights after each step, of a model in one process")
+parser.add_argument("--unlike", action="store_true", help="each process builds another model")
 options = parser.parse_args()
 
-SAMPLES = 4004
+SAMPLES = options.samples
 WIDTH = 33 if options.way == "rows" else 32
-torch.manual_seed(5)
+torch.manual_seed(5 + options.unlike * int(os.environ.get("EDL_LIMB", "0")))
 drawn = torch.Generator().manual_seed(1)
 inputs = torch.randn(SAMPLES, 16, generator=drawn)
 targets = torch.randint(3, (SAMPLES,), generator=drawn)
@@ -56,9 +73,12 @@ if processes > 1 and options.way == "stages":
     schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.cross_entropy)
 optimizer = edl.Optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), model=model)
 shards = edl.elastic_shard_generator(SAMPLES, epochs=None, shuffle=True, among=mesh)
+trace: dict[int, list[list[float]]] = {}
 step, over = 0, False
 while not over:
     for ids in shards.batches(12):
+        while options.wait and options.wait.exists():
+            time.sleep(0.05)
         began = time.monotonic()
         optimizer.zero_grad()
         if schedule is None:
@@ -76,6 +96,8 @@ while not over:
         edl.notify_batch_end()
         resumed = edl.resumed()
         step = edl.step() - 1 + (0 if resumed is None else resumed.step)  # of all lives
+        if options.trace:
+            trace[step] = [one.detach().flatten().tolist() for one in model.parameters()]
         over = step >= options.steps
         if over:
             break
@@ -89,6 +111,7 @@ found = {
     "step": step,
     "whole": [one.detach().flatten().tolist() for one in whole],
     "shards": [one.detach().flatten().tolist() for one in mine],
+    "trace": trace,
     "bytes": sum(one.numel() for one in mine) + sum(getattr(one, "_local_tensor", one).numel() for one in kept),
 }
 (options.out / f"end.{edl.rank()}.{edl.group_rank()}.json").write_text(json.dumps(found))

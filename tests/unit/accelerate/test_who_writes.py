@@ -48,9 +48,7 @@ class SeatOfRank:
     def __init__(self) -> None:
         self.number = 0
         self.rehearses = False
-
-    def check_alone(self, what: str) -> None:
-        """Its workers have one process each."""
+        self.seating = SimpleNamespace(check_alone=lambda _: None)  # its workers have one process each
 
     def rank(self) -> int:
         return self.number

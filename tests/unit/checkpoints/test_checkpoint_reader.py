@@ -210,7 +210,7 @@ def test_nothing_older_takes_the_place_of_what_cannot_be_read_now(folder, monkey
         prune(folder, 1)
     monkeypatch.undo()
     path = at(folder) / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b'"format":2', b'"format":3'))
+    path.write_bytes(path.read_bytes().replace(b'"format":3', b'"format":4'))
     with pytest.raises(CheckpointError, match=f"{NEW} was written by a newer edl .*install that edl"):
         newest(folder)
 

@@ -13,7 +13,16 @@ from stored import folder_at, manifest_of
 
 from edl.checkpoints import manifest as manifests
 from edl.checkpoints.checkpoint_names import CheckpointName, is_ours, parse_name
-from edl.checkpoints.manifest import Broken, Manifest, Slice, StoredFile, StoredPart, StoredTensor, checksum_of
+from edl.checkpoints.manifest import (
+    Broken,
+    Manifest,
+    Slice,
+    StageState,
+    StoredFile,
+    StoredPart,
+    StoredTensor,
+    checksum_of,
+)
 from edl.errors import CheckpointError
 
 SUM = "crc32c:00000000"
@@ -25,6 +34,10 @@ OWN = StoredFile("own-0000.msgpack", 3, SUM)
 def right(**changes: object) -> Manifest:
     found = manifest_of(folder_at(Path()), CheckpointName(1, 2, 30), (TENSOR,), (PART,), own=(OWN,))
     return msgspec.structs.replace(found, **changes)
+
+
+def stage(process: int, tensors: int = 1) -> dict[str, Any]:
+    return msgspec.to_builtins(StageState((process,), tensors, b"", b""))
 
 
 def sealed(inner: bytes, number: int = manifests.FORMAT) -> bytes:
@@ -91,6 +104,10 @@ def test_a_name_that_comes_twice_among_very_many_is_found_at_once() -> None:
         (lambda m: m["own"].append({**m["own"][0], "file": "own-0000.1.msgpack"}), "or one of two"),
         (lambda m: m["ledger"].update(step="x"), "ledger.step"),
         (lambda m: m.update(versions={"torch": 2}), "Expected `str`"),
+        (lambda m: m.update(stages=[stage(0), stage(0)]), "stages of processes [0, 0], and its workers have 1"),
+        (lambda m: m.update(stages=[stage(1)]), "stages of processes [1], and its workers have 1"),
+        (lambda m: m.update(stages=[stage(0, tensors=2)]), "stages of 2 tensors, and 1 tensors"),
+        (lambda m: m.update(stages=[{**stage(0), "code": "x"}]), "unknown field `code`"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(change, line) -> None:
@@ -132,10 +149,13 @@ def test_a_newer_format_is_not_broken_but_wants_a_newer_edl() -> None:
     assert not isinstance(caught.value, Broken)
 
 
-def test_a_manifest_of_the_first_format_is_read() -> None:
+@pytest.mark.parametrize(("number", "without"), [(1, ("versions", "stages")), (2, ("stages",))])
+def test_a_manifest_of_an_older_format_is_read(number: int, without: tuple[str, ...]) -> None:
     inner = json.loads(msgspec.json.encode(right()))
-    del inner["versions"]
-    assert manifests.decode(sealed(json.dumps(inner).encode(), number=1)) == right(versions={})
+    for field in without:
+        del inner[field]
+    older = right() if number > 1 else right(versions={})
+    assert manifests.decode(sealed(json.dumps(inner).encode(), number=number)) == older
 
 
 def test_nothing_is_written_that_is_not_read() -> None:

@@ -44,6 +44,7 @@ def test_parts_are_safetensors_files_and_say_what_they_are_part_of(tmp_path) -> 
     for path in sorted((tmp_path / "mnist" / str(NAME)).glob("part-*")):
         metadata, found = read(path)
         number = int(path.name[5:9])
+        assert metadata["format"] == "edl 2", "parts of older folders are read"
         assert metadata["edl"] == f"part {number} of 2 of checkpoint {NAME} of job mnist"
         for name, (_, data) in found.items():
             told: dict[str, Any] = json.loads(metadata[name]) if name in metadata else {"tensor": name, "offset": 0}

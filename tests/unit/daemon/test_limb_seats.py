@@ -16,7 +16,7 @@ from edl.core.worker.next_move import NEVER
 from edl.daemon.limb_seats import LimbSeat, LimbSeats
 from edl.host.host_processes import wait_exit
 from edl.protocol import trainer_messages as say
-from edl.protocol.leader_messages import Phase
+from edl.protocol.leader_messages import Phase, ScriptPlace
 from edl.transport.shared_page import SharedPage
 
 TRAINS = say.TrainerStatus(phase=Phase.TRAINING, generation=2, began=0)
@@ -143,3 +143,33 @@ def test_each_process_is_seen_by_its_pid_its_state_and_its_step(trainer: Trainer
     one, other = trainer.seats.seen()
     assert (one.pid, one.state, one.step) == (trainer.processes[0].pid, "training", 7)
     assert (other.pid, other.state, other.step) == (trainer.processes[1].pid, "ready", 0)
+
+
+async def test_it_is_told_where_each_process_stands_where_they_stand_apart(trainer: Trainer) -> None:
+    for limb, place in enumerate(("train.py:28 (<module>)", "train.py:37 (<module>)")):
+        trainer.pages[limb].count().step = 31
+        trainer.greet(limb, msgspec.structs.replace(TRAINS, whereabouts=ScriptPlace(32, place)))
+    apart = "train.py:28 (<module>) in process 0, train.py:37 (<module>) in process 1"
+    assert trainer.seats.status.whereabouts == ScriptPlace(32, apart)
+    first, other = (seat.status for _, seat in sorted(trainer.seats._seats.items()))
+    failed = msgspec.structs.replace(first, phase=Phase.FAILED, reason="RuntimeError: Timed out")
+    trainer.seats.take(trainer.connections[0], failed)
+    assert trainer.seats.status.reason == f"RuntimeError: Timed out (at {apart})"
+    trainer.pages[1].count().step = 32  # what it has told is of the step before
+    assert trainer.seats.status.reason == "RuntimeError: Timed out"
+    trainer.pages[1].count().step = 31
+    trainer.seats.take(trainer.connections[1], msgspec.structs.replace(other, whereabouts=first.whereabouts))
+    assert trainer.seats.status == failed
+
+
+def test_a_process_alone_stands_where_it_says(tmp_path: Path) -> None:
+    sleeping = subprocess.Popen(["sleep", "60"])
+    try:
+        SharedPage.create(tmp_path / "page")
+        seats = LimbSeats(1, sleeping.pid, tmp_path, lambda _: None)
+        stands: Any = SimpleNamespace(pid=sleeping.pid)
+        seats.greet(stands, say.Hello(msgspec.structs.replace(TRAINS, whereabouts=ScriptPlace(1, "train.py:28"))))
+        assert seats.status.whereabouts == ScriptPlace(1, "train.py:28")
+    finally:
+        sleeping.kill()
+        sleeping.wait()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from edl.errors import ConfigError
-from edl.host.imported_modules import NAME, make_folder, sweep
+from edl.host.memory_folders import NAME, make_folder, sweep
 
-MAKE = "from edl.host.imported_modules import make_folder; print(make_folder())"
+MAKE = "from edl.host.memory_folders import make_folder; print(make_folder())"
 
 
 @pytest.fixture(autouse=True)

@@ -62,6 +62,14 @@ def test_a_job_that_finishes():
     assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
+def test_a_job_that_finishes_and_whose_last_checkpoint_came_to_nothing_says_so():
+    supervisor = two_workers()
+    play(supervisor, RUNNING, WorkerExited(0, 0), WorkerExited(1, 0))
+    play(supervisor, msgspec.structs.replace(FINISHED, unsaved="no space is left"))
+    note = "it has finished, and its last checkpoint came to nothing: no space is left"
+    assert supervisor.verdict == LaunchVerdict(0, "finished", note=note)
+
+
 def test_guests_end_with_a_launch_that_takes_their_coordinator_with_it():
     """A worker that was started by hand would wait for that coordinator for ever."""
     joined = msgspec.structs.replace(RUNNING, pids=frozenset({100, 101, 555}))

@@ -136,6 +136,7 @@ class TestToldOnce:
         lines = b"mine\nedl: the job cannot go on\nedl: %d\n"
         assert once.lines(first.feed(lines % 1), first) == LinePrefixer("[0]<stderr>:").feed(lines % 1)
         assert once.lines(second.feed(lines % 2), second) == b"[1]<stderr>:mine\n[1]<stderr>:edl: 2\n"
+        assert once.lines(second.feed(b"[rank1]: edl: the job cannot go on\n"), second) == b""
         again = first.feed(b"edl: the job cannot go on\n")
         assert once.lines(again, first) == again, "what one worker says twice has happened twice"
 

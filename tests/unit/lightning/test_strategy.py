@@ -89,7 +89,7 @@ def test_a_module_that_makes_updates_by_itself_does_not_go_with_virtual_workers(
 def test_a_training_step_of_virtual_workers_asks_no_other_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers have different numbers of virtual workers, and the others would wait for ever."""
     made, seen = strategy(), []
-    monkeypatch.setattr(seat, "_settings", Settings(virtual_workers=4))
+    monkeypatch.setattr(seat.seating, "settings", Settings(virtual_workers=4))
     monkeypatch.setattr(Strategy, "training_step", lambda _: seen.append(made.reduce(torch.ones(()))) or torch.ones(()))
     made._words = SimpleNamespace(reduced=lambda value, _: value)
     made._in_training_step = False

@@ -106,6 +106,13 @@ def test_a_coordinator_of_others_is_opened_by_their_user_and_its_own_by_the_secr
     asked, order = Submission("a", ("train",), "/", "ann", 0.0), WorkerOrder("a-1", "a", 0, WorkerWish.RUN)
     given = worker_environ({}, asked, order, home)
     assert (given["EDL_COORDINATOR"], given["EDL_COORDINATOR_AUTH"]) == ("zk.example:2181/edl", "ann:word")
+    assert (given["EDL_PROCESSES"], given["CUDA_VISIBLE_DEVICES"]) == ("1", "0")
+    asked, order = (
+        msgspec.structs.replace(asked, processes=2),
+        WorkerOrder("a-1", "a", 2, WorkerWish.RUN, further=(5,)),
+    )
+    given = worker_environ({"EDL_PROCESSES": "7"}, asked, order, home)
+    assert (given["EDL_PROCESSES"], given["CUDA_VISIBLE_DEVICES"]) == ("2", "2,5")
     assert (home.folder / "cluster.json").stat().st_mode & 0o777 == 0o600
 
 

@@ -14,7 +14,7 @@ import pytest
 from edl.errors import ConfigError
 from edl.scheduler import engine_registry, ray_cluster
 from edl.scheduler.cluster_home import NodeGiven
-from edl.scheduler.ray_cluster import RayCluster, RayError, RayFound, RayNode, checked_address, nodes_of
+from edl.scheduler.ray_cluster import RayCluster, RayError, RayFound, RayNode, checked_address, nodes_of, times
 from edl.scheduler.ray_engine import known
 
 N1 = RayNode("n1", "a1", "here", 4, 0)
@@ -42,10 +42,20 @@ def test_nodes_are_those_alive_with_gpus_or_else_cores() -> None:
         (8, 0, 3, {"CPU": 2.0}),
         (2, 4, 4, {"CPU": 0.5, "GPU": 1.0}),  # fewer cores than slots
         (0, 2, 2, {"GPU": 1.0}),
+        (2, 0, 3, {"CPU": 0.6666}),  # three of them fit into the node
     ],
 )
 def test_a_slot_is_a_share_of_the_node_and_one_gpu(cpus: int, gpus: int, slots: int, share: dict[str, float]) -> None:
     assert RayNode("n", "i", "h", cpus, gpus).share(slots) == share
+
+
+def test_a_worker_of_two_processes_has_twice_a_slots_share() -> None:
+    share = RayNode("n", "i", "h", 2, 4).share(4)
+    assert (times(share, 1), times(share, 2), times(share, 4)) == (
+        share,
+        {"CPU": 1.0, "GPU": 2.0},
+        {"CPU": 2, "GPU": 4},
+    )
 
 
 def test_of_two_nodes_of_one_name_the_one_that_was_there_stays() -> None:

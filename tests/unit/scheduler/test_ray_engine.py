@@ -247,7 +247,7 @@ async def test_what_was_claimed_and_has_no_actor_is_found_gone(heard: HeardEngin
     assert heard.folders.claim(ORDER) is not None
     again = HeardEngine(heard.ray, heard.folder)
     gone = EndEvidence(refused="Ray could not start it", unserved=True)
-    assert await again.engine.find() == [WorkerFound("j-1", 2, 0, gone)]
+    assert await again.engine.find() == [WorkerFound("j-1", (2,), 0, gone)]
     assert not (heard.folders["j-1"] / "start.json").exists()
     await again.engine.close()
 

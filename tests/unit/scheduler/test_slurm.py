@@ -80,6 +80,12 @@ def test_a_worker_has_its_share_of_the_node() -> None:
     assert "--cpus-per-task=1" in flags_of("x", SlurmNode("n1", "idle", 2, 0), 4, Path("/o"))
 
 
+def test_a_worker_of_two_processes_has_two_shares_and_two_gpus_in_one_task() -> None:
+    flags = flags_of("edl-x", SlurmNode("n2", "idle", 8, 4), 4, Path("/out"), 2)
+    assert {"--nodes=1", "--ntasks=1", "--gres=gpu:2", "--cpus-per-task=4"} <= set(flags)
+    assert "--cpus-per-task=6" in flags_of("x", SlurmNode("n1", "idle", 8, 0), 4, Path("/o"), 3)
+
+
 def test_a_script_is_one_step_whatever_its_words_hold() -> None:
     lines = script_of(["py", "a b", "$(x)"], {"PATH": "/p'q", "M": "1 2"}).splitlines()
     assert shlex.split(lines[1]) == ["export", "PATH=/p'q"]

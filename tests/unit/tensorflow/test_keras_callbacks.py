@@ -27,6 +27,10 @@ class FakeTrainer:
     shards: Any = None
     scheduled: Any = None
 
+    @property
+    def rates(self) -> FakeTrainer:
+        return self
+
     def size(self) -> int:
         return 4
 

@@ -72,7 +72,7 @@ def test_no_batch_is_larger_than_the_scripts() -> None:
 def test_batches_that_the_script_wants_full_are_filled_by_samples_of_their_own_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(seat, "elastic_shard_generator", lambda *_, **__: None)
+    monkeypatch.setattr(seat.data, "elastic_shard_generator", lambda *_, **__: None)
     assert [[*part] for part in PartCut(4, 2, full=True).of(range(3))] == [[0, 1, 2, 0], [1, 2, 0, 1]]
     assert [[*part] for part in PartCut(4, 1, full=True).of(range(4))] == [[0, 1, 2, 3]]
     loader: DataLoader[Any] = DataLoader(DATA, 4, sampler=DistributedSampler(DATA, 2, 0), drop_last=True)
@@ -159,7 +159,7 @@ def test_a_loaders_length_is_this_workers_batches_in_a_whole_epoch(
     monkeypatch: pytest.MonkeyPatch, size: int, samples: int, batches: int
 ) -> None:
     """torch asks the loader's batch sampler, whose runs are as long as leases happen to be."""
-    monkeypatch.setattr(seat, "elastic_shard_generator", lambda *_, **__: None)
+    monkeypatch.setattr(seat.data, "elastic_shard_generator", lambda *_, **__: None)
     loader = ElasticDataLoader(DATA, samples)
     monkeypatch.setattr(seat, "size", lambda: size)
     assert (
@@ -174,8 +174,8 @@ class Parts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun: list[str] = []
         self.newest = ""
-        monkeypatch.setattr(seat, "microbatches", lambda _step: self.loop())
-        monkeypatch.setattr(seat, "begin_part", lambda: self.begun.append(self.newest))
+        monkeypatch.setattr(seat.data, "microbatches", lambda _step: self.loop())
+        monkeypatch.setattr(seat.data, "begin_part", lambda: self.begun.append(self.newest))
 
     def loop(self) -> Iterator[tuple[list[tuple[str, int]], float]]:
         for self.newest, part in [("v0", [("a", 4), ("b", 2)]), ("v1", [("c", 4)])] * 2:
@@ -226,15 +226,15 @@ def test_a_part_is_begun_anew_where_the_loop_has_done_other_things_since_it_was_
     parts, begun = StepParts(steps, 4), []
     for _ in parts:
         of_trainer.begun.clear()
-        monkeypatch.setattr(seat, "_settings", Settings(virtual_workers=2))
+        monkeypatch.setattr(seat.seating, "settings", Settings(virtual_workers=2))
         begun.append((parts.begin_part(), list(of_trainer.begun)))
         parts.note_backward()
     assert begun == [(True, ["v0"]), (False, []), (True, ["v1"])] * 2
 
 
 def test_a_loader_of_edls_own_gives_the_batch_of_each_virtual_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seat, "microbatches", lambda _step: iter([("v0", 1.0), ("v1", 1.0)]))
-    monkeypatch.setattr(seat, "begin_part", lambda: None)
+    monkeypatch.setattr(seat.data, "microbatches", lambda _step: iter([("v0", 1.0), ("v1", 1.0)]))
+    monkeypatch.setattr(seat.data, "begin_part", lambda: None)
     steps: Any = [LoadedParts({}, 10)]
     parts, found = StepParts(steps), []
     for batch in parts:
@@ -244,16 +244,16 @@ def test_a_loader_of_edls_own_gives_the_batch_of_each_virtual_worker(monkeypatch
 
 
 def test_with_virtual_workers_a_loaders_length_is_the_steps_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seat, "elastic_shard_generator", lambda *_, **__: None)
+    monkeypatch.setattr(seat.data, "elastic_shard_generator", lambda *_, **__: None)
     loader = ElasticDataLoader(DATA, 2)
-    monkeypatch.setattr(seat, "_settings", Settings(virtual_workers=3))
+    monkeypatch.setattr(seat.seating, "settings", Settings(virtual_workers=3))
     monkeypatch.setattr(seat, "size", lambda: 2)
     assert len(loader) == 2
 
 
 def test_loops_that_end_steps_by_themselves_refuse_virtual_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of `edl.prepare` and `edl torchrun`."""
-    monkeypatch.setattr(seat, "_settings", Settings(virtual_workers=4))
+    monkeypatch.setattr(seat.seating, "settings", Settings(virtual_workers=4))
     with pytest.raises(
         UsageError, match=r"cannot take the parts of virtual workers: start it without --virtual-workers"
     ):

@@ -435,3 +435,8 @@ def test_a_step_that_is_doubted_is_summed_once_more_and_what_was_computed_for_ot
         sums.reduce(VIRTUAL)
     only = [one.grad.tolist() for one in alone.parameters() if one.grad is not None]
     assert only == found[0]
+
+
+def test_which_kernels_pytorch_has_chosen_is_a_condition_of_bits() -> None:
+    sums, _ = sums_of(model(), SumRing(1))
+    assert sums.conditions()["choice of kernels"] == torch.backends.cpu.get_cpu_capability()

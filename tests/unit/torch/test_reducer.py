@@ -17,6 +17,9 @@ from edl.torch.torch_reducer import Manner, Reducer
 from edl.trainer.skipped_update import CUT
 from edl.trainer.updates_due import UpdatesDue
 
+WAYS = ["averaged", "paused", "passes"]
+DROPS = ["optimizer", "none", "zeros"]
+
 
 class Averaging:
     """Which gradients have begun, by name; all workers have the same."""
@@ -226,16 +229,64 @@ def test_gradients_of_passes_that_have_ended_arrive_before_they_are_dropped() ->
     assert script.trainer.said == [] and len(script.ring.gradients.begun) == 4
 
 
+def in_parts(script: Script) -> None:
+    script.reducer.begin_parts({})
+    script.trains()
+    script.reducer.note_summed()
+
+
+@pytest.mark.parametrize("loops", [1, 2])
+def test_with_virtual_workers_a_sum_over_mini_batches_is_refused_as_well(loops: int) -> None:
+    """Of its gradients those of the newest mini-batch alone would be left."""
+    script = Script()
+    script.trainer.virtual = 4
+    in_parts(script)
+    script.updates()
+    script.ends()
+    in_parts(script)
+    script.ends()
+    for _ in range(loops):
+        in_parts(script)
+    with pytest.raises(UsageError, match="step 3: its gradients are a sum over mini-batches"):
+        script.updates()
+
+
+@pytest.mark.parametrize("how", [*DROPS, "infinite", "updated before"])
+def test_with_virtual_workers_gradients_that_are_dropped_or_of_no_use_are_no_sum(how: str) -> None:
+    """As those that a GradScaler leaves out; or a discriminator's, which the generator's loss leaves behind."""
+    script = Script()
+    script.trainer.virtual = 4
+    if how == "updated before":
+        in_parts(script)
+        script.updates()
+    in_parts(script)
+    if how == "infinite":
+        script.gradients()[0].fill_(torch.inf)
+    elif how != "updated before":
+        script.drops(how)
+    script.ends()
+    in_parts(script)
+    script.updates()
+
+
+@pytest.mark.parametrize("how", DROPS)
+def test_with_virtual_workers_gradients_of_several_mini_batches_may_be_dropped(how: str) -> None:
+    script = Script()
+    script.trainer.virtual = 4
+    for _ in range(3):
+        in_parts(script)
+        script.ends()
+    script.drops(how)
+    in_parts(script)
+    script.updates()
+
+
 def test_what_is_held_of_a_gradient_goes_as_the_next_one_comes() -> None:
     script = Script()
     held = dict.fromkeys([*map(id, script.model.parameters()), 0], torch.zeros(1))
     script.reducer.begin_parts(held)
     script.trains(paused=True)
     assert list(held) == [0]
-
-
-WAYS = ["averaged", "paused", "passes"]
-DROPS = ["optimizer", "none", "zeros"]
 
 
 @pytest.mark.parametrize("size", [1, 2])

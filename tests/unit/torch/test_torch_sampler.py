@@ -43,9 +43,7 @@ class Seat:
         self.values = SimpleNamespace()
         self.others: Seat | None = None  # with whose values it begins
         self.at = 1
-
-    def elastic_shard_generator(self, *_: Any, **__: Any) -> Any:
-        return self.shards
+        self.data = SimpleNamespace(elastic_shard_generator=lambda *_, **__: shards)
 
     def register(self, **values: Any) -> Any:
         vars(self.values).update(values)

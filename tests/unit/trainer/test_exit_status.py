@@ -129,12 +129,23 @@ def test_what_may_be_is_shown_where_it_was(error):
     assert done.stderr.startswith("Traceback")
 
 
-def test_what_torch_says_of_a_process_group_is_explained():
-    end = "import torch\ntorch.distributed.init_process_group('gloo')"
+ALONE = "init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)"
+
+
+@pytest.mark.parametrize(
+    ("end", "begin"),
+    [
+        ("init_process_group('gloo')", "edl forms no process group"),
+        (f"{ALONE}\ntorch.distributed.device_mesh.init_device_mesh('cpu', (2, 2))", "a mesh or a group lies within"),
+    ],
+)
+def test_what_torch_says_of_process_groups_is_explained(end: str, begin: str) -> None:
+    """All that is explained: tests/unit/torch/test_group_world.py."""
+    end = f"import torch\ntorch.distributed.{end}"
     environ = {name: value for name, value in os.environ.items() if name != "RANK"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(end)], capture_output=True, text=True, check=False, env=environ
     )
-    [line] = EXPLAINED.values()
+    [line] = {one for one in EXPLAINED.values() if one.startswith(begin)}
     assert (done.returncode, done.stdout) == (1, f"{[line]}\n")
-    assert done.stderr.splitlines()[-1] == f"edl: {line}" and "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].removeprefix("[rank0]: ") == f"edl: {line}" and "Traceback" in done.stderr

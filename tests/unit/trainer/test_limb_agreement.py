@@ -55,7 +55,8 @@ class Link:
 
 def together(act: Callable[[int, LimbAgreement], Any], *, sits: bool = False) -> list[Any]:
     rows, machine = Rows(2), SimpleNamespace(sits=sits)
-    limbs: list[Any] = [LimbAgreement(rows.of(limb), machine, limb) for limb in range(2)]  # type: ignore[arg-type]
+    alike: Any = SimpleNamespace(is_due=lambda: False)
+    limbs: list[Any] = [LimbAgreement(rows.of(limb), machine, limb, alike) for limb in range(2)]  # type: ignore[arg-type]
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(act, range(2), limbs))
 

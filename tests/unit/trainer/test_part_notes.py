@@ -47,6 +47,20 @@ def test_all_take_the_largest_scale_and_hear_of_other_conditions() -> None:
     assert {scales.bits for scales, _ in found} == {"not held since step 4: a worker with another threads"}
 
 
+def test_workers_that_begin_a_job_in_other_conditions_keep_the_same_state() -> None:
+    """Its weights are compared from the first step on."""
+    found = [notes_of({"machine": "x", "threads": threads}, 1.0) for threads in ("1", "2", "1")]
+    for scales, _ in found:
+        scales.begin_step()
+    agreed([notes for _, notes in found], 3 * [["weight"]])
+    first, *others = (scales.state_dict() for scales, _ in found)
+    assert others == [first, first]
+    assert {tuple(scales.differing) for scales, _ in found} == {(0, 0)}
+    newcomer = Scales({"machine": "y", "threads": "1"}, lambda: 5)
+    newcomer.load_state_dict(first)
+    assert newcomer.differing == [1, 0]
+
+
 def test_alike_conditions_are_held() -> None:
     found = [notes_of({"machine": "x"}, size) for size in (0.3, 5.0)]
     agreed([notes for _, notes in found], [["weight"], ["weight"]])

@@ -12,8 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
+from edl.checkpoints.part_files import Own, PartCopy
+from edl.checkpoints.worker_stages import WorkerStage
 from edl.core.worker.worker_inputs import CopyFailed, CopyTaken
 from edl.errors import UsageError
 from edl.protocol.checkpoint_record import SPARE, Save
@@ -225,3 +229,70 @@ def test_a_script_that_has_gone_on_has_no_part_to_give(standing, tmp_path):
     one, _, heard = standing
     one.take_beside(STANDS, tmp_path, lambda: False)
     assert heard.get(timeout=10) == CopyFailed(3, snapshot_writer.BEGUN)
+
+
+class Parted(Weights):
+    """A framework with a statistic and a weight of the model, and a moment of the optimizer, 8 bytes each."""
+
+    bytes_of = staticmethod(bytes)
+
+    def snapshot(self, *, beside):
+        def piece(name: str, content: bytes, *, of_model: bool) -> StatePiece:
+            return StatePiece((name, "uint8", (8,), 8), lambda: memoryview(content), of_model=of_model)
+
+        late = [piece("weight", b"weights!", of_model=True), piece("optimizer/0/x", b"moments!", of_model=False)]
+        early = [piece("mean", b"the mean", of_model=True)]
+        return SimpleNamespace(early=early, late=late, description=b"described", whole=lambda: True)
+
+
+def copied(folder: Any, stage: WorkerStage, limb: int, rank: int = 0, witness: str = "") -> tuple[PartCopy, Own, bytes]:
+    """What process `limb` of three copies at one of two workers."""
+    heard: Any = queue.Queue()
+    framework: Any = Parted()
+    extras = RegisteredState()
+    extras.add({"note": np.frombuffer(b"noted it", dtype="uint8")})
+    one = snapshot_writer.SnapshotWriter(framework, extras, heard.put)
+    stages: Any = SimpleNamespace(stage=stage, witness=lambda: witness)
+    one.join_limbs(limb, 3, stages)
+    one.take(Save(3, 1, 20, rank, 2, "/c/j/0001-000003-000000000020"), folder)
+    taken = heard.get(timeout=10)
+    assert isinstance(taken, CopyTaken)
+    content = msgspec.msgpack.decode((folder / taken.files[0]).read_bytes(), type=PartCopy)
+    return content, msgspec.msgpack.decode(content.own, type=Own), (folder / taken.files[1]).read_bytes()
+
+
+FIRST, SECOND = (
+    WorkerStage(0, 2, (0,), "0."),
+    WorkerStage(1, 2, (1, 2), "1.", frozenset({"mean"})),
+)
+
+
+def test_each_stage_of_a_worker_is_a_state_of_its_own(tmp_path):
+    for number, (stage, limb) in enumerate(((FIRST, 0), (SECOND, 1))):
+        content, own, raw = copied(tmp_path, stage, limb)
+        mean = "stage/1/mean" if number else "0.mean"
+        assert own.stage == number and own.head is not None
+        assert own.head.processes == stage.processes
+        assert [(one.name, one.belongs) for one in own.head.tensors] == [
+            (mean, "stage" if number else "model"),
+            (f"stage/{number}/registered/0.edl.register(note=...)", "registered"),
+            (f"{number}.weight", "model"),
+            (f"stage/{number}/optimizer/0/x", "optimizer"),
+        ]
+        assert (content.save.part, content.save.parts) == (limb, 6)
+        assert [one.tensor for one in content.slices] == [one.name for one in own.head.tensors[:3]]
+        assert raw == b"the mean" + b"noted it" + b"weights!"  # and the other worker the optimizer's
+        assert [bool(one) for one in own.head.parts] == [part % 3 == limb for part in range(6)]
+
+
+def test_only_the_first_process_of_a_stage_at_rank_0_describes_it(tmp_path):
+    assert copied(tmp_path, SECOND, 1)[1].head is not None
+    for limb, rank, written in ((2, 0, b""), (1, 1, b"moments!"), (2, 1, b"")):
+        content, own, raw = copied(tmp_path, SECOND, limb, rank)
+        assert own.head is None and own.stage == 1
+        assert (content.save.part, raw) == (3 * rank + limb, written)
+
+
+def test_copies_that_contain_different_things_tell_different_layouts(tmp_path):
+    layouts = {copied(tmp_path, SECOND, limb, 0, witness)[1].layout for limb, witness in ((1, "a"), (2, "a"), (2, "b"))}
+    assert len(layouts) == 2

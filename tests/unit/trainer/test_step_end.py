@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edl.core.worker.worker_states import TrainerState
 from edl.errors import EdlError, JobFailed, RingBroken, UsageError
 from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.ring_places import Place
@@ -33,7 +34,8 @@ class Shell:
         self.newest = newest
         self.machine = SimpleNamespace(
             step=STEP, begins_after=STEP, generation=1, size=2, rank=0, void=None, weightless=False,
-            models_may_differ=False, check_is_due=False, orders=None, restarts=True,
+            models_may_differ=False, check_is_due=False, orders=None, restarts=True, failure="",
+            state=TrainerState.TRAINING,
         )  # fmt: skip
         self.link = SimpleNamespace(page=SimpleNamespace(attention_step=0), folder=Path("/nowhere"), orders=None)
         self.has_gradients = False

@@ -17,13 +17,16 @@ from edl.protocol.virtual_parts import held_by
 from edl.trainer.arrays import Arrays
 from edl.trainer.recomputed_parts import UNCHECKED, StepTrial
 from edl.trainer.virtual_steps import (
+    AFTER,
     LoadedParts,
     Scales,
     VirtualParts,
     VirtualSteps,
     cut_rows,
     differences,
+    instructions,
     loads,
+    machine,
     nowhere,
     parts_of,
     rehearsed,
@@ -205,6 +208,17 @@ def test_numbers_before_the_parts_begin_alike_on_all_workers_and_each_time() -> 
     assert first[1] not in {place.seed_of(virtual, call) for virtual in range(-1, 4) for call in range(-1, 2)}
 
 
+def test_numbers_of_an_evaluation_are_those_of_its_batch_and_of_the_step_before_it() -> None:
+    sums = Sums()
+    steps = steps_with(sums, lambda _: parts_of(SPEC, lease_of(0, 4), 11))
+    for first in (0, 16, AFTER, 0):
+        steps.begin_evaluated(first)
+    seeds = [seed for _, seed in sums.told]
+    assert seeds[0] == seeds[3] and len(set(seeds)) == 3
+    places = [parts_of(SPEC, lease_of(0, 4), step).place for step in (11, 12)]
+    assert not set(seeds) & {place.seed_of(virtual, 0) for place in places for virtual in (-2, -1, 0)}
+
+
 def test_random_numbers_around_the_parts_are_also_those_of_a_worker_that_has_no_samples_in_the_step() -> None:
     """As noise that a script adds to gradients, in an epoch's short last step."""
     parts = parts_of(SPEC, lease_of(0, 4), 11)
@@ -304,6 +318,26 @@ def test_of_a_stream_a_shard_is_one_virtual_worker_s_and_each_step_has_seeds_of_
     ]
     alone = msgspec.structs.replace(short, part=(1, 2, 2))
     assert (alone.between(2, 3), alone.share(3)) == (ends[2:], 1)
+
+
+X86 = "processor : 0\nmodel name\t: Xeon\nflags\t\t: fpu sse4_2 {}fma md_clear\nprocessor : 1\nmodel name\t: Xeon\n"
+ARM = "processor : 0\nFeatures\t: fp asimd sve\nCPU implementer\t: 0x41\nCPU part\t: {}\n"
+
+
+@pytest.mark.parametrize(("told", "one", "other"), [(X86, "avx2 ", ""), (ARM, "0xd0c", "0xd40")])
+def test_a_processor_with_other_instructions_is_another_one_though_it_has_the_same_name(
+    tmp_path, told: str, one: str, other: str
+) -> None:
+    found = []
+    for number, kind in enumerate((one, one, other)):
+        (cpuinfo := tmp_path / str(number)).write_text(told.format(kind))
+        found.append((machine(cpuinfo), instructions(cpuinfo)))
+    assert found[0] == found[1] != found[2]
+    assert found[0][0] == found[2][0]
+    assert "md_clear" not in found[0][1], "systems tell more of it or less"
+    assert instructions(tmp_path / "none") == ""
+    of_job = steps_with(Sums(), lambda _: parts_of(SPEC, lease_of(0, 4), 11)).scales.state_dict()["conditions"]
+    assert of_job["set of instructions"] == instructions() and of_job["machine"] == machine()
 
 
 def test_the_conditions_of_the_job_are_those_of_its_first_step() -> None:

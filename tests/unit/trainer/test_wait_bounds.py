@@ -13,8 +13,8 @@ from edl.collectives.ring_port import Pulse
 from edl.core.worker.worker_inputs import ScriptStands
 from edl.core.worker.worker_states import TrainerState
 from edl.protocol.leader_messages import GRADIENTS
+from edl.trainer.ring_waits import RingWait
 from edl.trainer.wait_bounds import RingWatch, place_of
-from edl.trainer.worker_shell import RingWait
 
 TIMEOUT_S = 8.0
 BOOT_S = 300.0
@@ -42,16 +42,16 @@ class Shell:
         )
         self.step_timeout_s = TIMEOUT_S
         self.thread = threading.get_ident()
-        self.awaited = RingWait()
+        self.waits: Any = SimpleNamespace(newest=RingWait(), give_up=self.give_up)
         self.given_up: list[RingWait] = []
         self.said: list[ScriptStands] = []
 
     def hear(self, happened: ScriptStands) -> None:
         self.said.append(happened)
 
-    def give_up_waiting(self, awaited: RingWait) -> None:
-        self.awaited = awaited
-        self.given_up.append(awaited)
+    def give_up(self, wait: RingWait) -> None:
+        self.waits.newest = wait
+        self.given_up.append(wait)
 
 
 def watched(shell: Any, ring: Any, until_s: float) -> list[RingWait]:
@@ -71,8 +71,8 @@ def test_what_is_waited_for_is_known_before_that() -> None:
     """Another member may give the ring up first."""
     shell = Shell()
     watched(shell, Ring(), 1.0)
-    assert shell.awaited == RingWait(3, GRADIENTS)
-    assert shell.awaited.told == ""
+    assert shell.waits.newest == RingWait(3, GRADIENTS)
+    assert shell.waits.newest.told == ""
 
 
 def test_before_the_first_step_of_a_job_a_wait_may_take_as_long_as_a_boot() -> None:

@@ -94,7 +94,9 @@ def test_the_loss_of_a_step_is_logged_if_it_counts(counted: bool, loss: float) -
 def test_a_setting_that_would_take_the_signal_from_edl_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf_trainer, "seat", SimpleNamespace(began=True, check_alone=lambda _: None))
+    monkeypatch.setattr(
+        hf_trainer, "seat", SimpleNamespace(began=True, seating=SimpleNamespace(check_alone=lambda _: None))
+    )
     with pytest.raises(UsageError, match="enable_jit_checkpoint") as caught:
         EdlTrainerMixin(args=TrainingArguments(str(tmp_path), enable_jit_checkpoint=True, use_cpu=True))
     assert "\n" not in str(caught.value)

@@ -25,8 +25,8 @@ def weighed(monkeypatch: pytest.MonkeyPatch, own: list[int], *, tokens: bool = T
     """Return the share and the tokens of each batch, of a worker that computes these virtual workers' parts."""
     step = LoadedParts({virtual: batches(virtual) for virtual in own}, 10)
     found = SimpleNamespace(counts=True, parts=[SimpleNamespace(virtual=virtual) for virtual in own])
-    monkeypatch.setattr(seat, "parts_of_step", lambda _step: found)
-    monkeypatch.setattr(seat, "microbatches", lambda step: ((step.of(virtual), 1.0) for virtual in own))
+    monkeypatch.setattr(seat.parts, "parts_of_step", lambda _step: found)
+    monkeypatch.setattr(seat.data, "microbatches", lambda step: ((step.of(virtual), 1.0) for virtual in own))
     of_others = [virtual for virtual in TOKENS if virtual not in own]
     others = torch.tensor([[sum(TOKENS[one]), 2 * len(TOKENS[one])] for one in of_others] or [[0, 0]]).double().sum(0)
     trainer: Any = EdlTrainerMixin.__new__(EdlTrainerMixin)
@@ -62,7 +62,7 @@ def test_the_parts_of_a_step_that_is_void_before_them_are_left_out(monkeypatch: 
 
 
 def test_an_update_counts_the_virtual_workers_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seat, "_settings", Settings(virtual_workers=4))
+    monkeypatch.setattr(seat.seating, "settings", Settings(virtual_workers=4))
     monkeypatch.setattr(seat, "size", lambda: 3)
     trainer: Any = EdlTrainerMixin.__new__(EdlTrainerMixin)
     trainer.lr_scheduler, trainer.state = None, SimpleNamespace(global_step=0)

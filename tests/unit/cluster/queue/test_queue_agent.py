@@ -57,7 +57,7 @@ def test_what_another_agent_has_claimed_is_not_told_to_be_gone_before_it_was_bar
     assert agent.handle(OrdersCame((order("a"),)), 0) == [StartOne(order("a"))]
     assert agent.handle(WorkerClaimed("a"), 0) == [BarOne("a")]
     assert not agent.report[0].gone
-    assert agent.handle(WorkerFound("a", 0, 7, None), 1) == []  # it runs: as if this agent had started it
+    assert agent.handle(WorkerFound("a", (0,), 7, None), 1) == []  # it runs: as if this agent had started it
     assert agent.handle(OrdersCame(()), 2) == [EndOne("a", kill=True)]
 
 
@@ -75,9 +75,9 @@ def test_it_asks_to_leave_once_and_kills_again_and_again() -> None:
 
 def test_one_that_comes_back_finds_its_workers_and_kills_strays() -> None:
     agent = AgentMachine()
-    agent.handle(WorkerFound("a", 0, 5, None), 0)
-    agent.handle(WorkerFound("b", 1, 6, None), 0)
-    agent.handle(WorkerFound("c", 2, 7, EndEvidence(code=3)), 0)
+    agent.handle(WorkerFound("a", (0,), 5, None), 0)
+    agent.handle(WorkerFound("b", (1,), 6, None), 0)
+    agent.handle(WorkerFound("c", (2,), 7, EndEvidence(code=3)), 0)
     assert agent.handle(OrdersCame((order("a"), order("c", 2))), 1) == [EndOne("b", kill=True)]
     assert [seen.id for seen in agent.report if seen.gone] == ["c"]
     agent.handle(OrdersCame((order("a"),)), 2)
@@ -86,6 +86,6 @@ def test_one_that_comes_back_finds_its_workers_and_kills_strays() -> None:
 
 def test_one_that_comes_back_does_nothing_before_it_was_told_anything() -> None:
     agent = AgentMachine()
-    assert agent.handle(WorkerFound("a", 0, 5, None), 0) == []
+    assert agent.handle(WorkerFound("a", (0,), 5, None), 0) == []
     assert agent.handle(AgentLooked(), 100) == []
     assert agent.handle(OrdersCame(()), 101) == [EndOne("a", kill=True)]

@@ -71,7 +71,7 @@ def test_a_job_has_so_many_workers_at_most() -> None:
 def test_whatever_an_engine_tells_of_an_end_an_agent_reports_it_in_brief(text: str) -> None:
     known = msgspec.structs.replace(EndEvidence(), **{text: "x" * 400_000})
     machine = AgentMachine()
-    machine.handle(WorkerFound("a-1", 1, 0, known), 0.0)
+    machine.handle(WorkerFound("a-1", (1,), 0, known), 0.0)
     machine.handle(
         OrdersCame((WorkerOrder("a-1", "a", 0, WorkerWish.RUN), WorkerOrder("a-2", "a", 1, WorkerWish.RUN))), 0.0
     )

@@ -131,7 +131,7 @@ def test_a_newcomer_that_does_not_come_to_its_ring_is_dropped() -> None:
     assert plan.after_step is not None
     for worker in ("w0", "w1"):  # after a step time-out, in which the ring did not form
         job.see(worker, Phase.BROKEN, plan.generation, plan.after_step, 30.0)
-    job.wait(30, 31)
+    job.wait(30, 33)
     plan = job.machine.record.plan
     assert plan is not None
     assert plan.roster == ("w0", "w1")

@@ -102,6 +102,21 @@ def test_who_has_come_to_the_end_is_shown_with_its_last_step():
     assert shown == 2 * [(WorkerState.DONE, STEPS)]
 
 
+def test_whether_bits_were_held_is_known_once_the_job_is_over():
+    """By the record alone: each worker says it with its first step, and where one hears that they are not."""
+    job, lost = Job(), "not held since step 2: a worker with another GPU"
+    shown = lambda: status_of(JobMachine(job.machine.record, job.machine.lead_times), 2, "", {}).bits  # noqa: E731
+    assert shown() == ""
+    job.see("w0", Phase.TRAINING, 1, 1, data=SPEC, bits="held")
+    assert shown() == "held"
+    job.see("w1", Phase.TRAINING, 1, 1, data=SPEC, bits=lost)
+    job.see("w0", Phase.TRAINING, 1, STEPS, data=SPEC, bits="held")
+    assert shown() == lost
+    job.ends("w0")
+    job.ends("w1")
+    assert job.end == FINISHED and shown() == lost
+
+
 @pytest.mark.parametrize("seen", [STEPS, STEPS - 1])
 def test_the_others_have_as_long_as_a_boot_may_take_for_their_ends(seen):
     """Also where another ring was planned, because they were not seen to have made the last step in time."""

@@ -387,7 +387,7 @@ def test_a_checkpoint_before_the_first_worker_is_asked_again_as_that_worker_brin
     job = Job(np=2, minimum=1, maximum=4)
     assert job.feed(AskCheckpoint("r")) == [Refuse("none of its workers has joined yet", retry=True)]
     job.join("w0")
-    refused = Refuse("the job is not saved: it was started without a folder for checkpoints")
+    refused = Refuse("the job is not saved: it was started without a folder for checkpoints (edl run --checkpoint DIR)")
     assert job.feed(AskCheckpoint("r")) == [refused]
 
 

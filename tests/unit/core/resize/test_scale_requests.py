@@ -175,6 +175,21 @@ def test_a_size_asked_for_after_a_death_asks_for_a_worker_in_the_place_of_the_de
 # ----------------------------------------------------------------------------------------- relative requests: RETRY
 
 
+def test_workers_of_the_first_size_that_come_after_a_smaller_one_was_asked_for_are_not_wanted() -> None:
+    job = Job(np=3, maximum=0)
+    job.join("w0")
+    job.see("w0", Phase.BOOTING, 0)
+    assert job.answer(AskScale(1, "a")) == Acknowledge(1)
+    job.join("w1")
+    assert job.record.members[1].state is WorkerState.LEAVING
+    job.switch()
+    job.join("w2")
+    assert (job.record.target, job.record.roster) == (1, ("w0",))
+    assert job.record.members[-1].state is WorkerState.LEAVING
+    job.join("w3")
+    assert job.record.target == 2, "a fourth was started by hand"
+
+
 def test_a_relative_request_waits_until_the_one_before_is_met() -> None:
     """From the ACK to the end of the last switch: RETRY, with what is under way, and nothing changes."""
     job = running()

@@ -16,10 +16,12 @@ from edl.core.job.leader_inputs import Refuse, Reported, Tell, TimePassed, TookO
 from edl.core.job.leader_machine import JobMachine, new_record
 from edl.core.switch import ring_blame
 from edl.core.switch.ring_blame import Evidence, accused, condemned, judge, judge_unprepared
+from edl.core.worker.limb_votes import ELSEWHERE, UNLIKE
 from edl.facts import WorkerLost, WorkerUnfit
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.leader_messages import Observation, Phase, Register
 from edl.protocol.record import Identity, JobState, Record, Trials
+from edl.protocol.tally import LossCause
 
 LONG = DataSpec(total=10_000_000, epochs=1, batch=10)
 VAIN = "the ring did not form: not all members came within 60 s"
@@ -218,6 +220,21 @@ def test_a_newcomer_that_sat_in_the_ring_goes_along_to_the_next_as_its_pipeline_
     assert [worker for worker, _ in job.unfit()] == ["w2"], "the others have a ring without it"
 
 
+def test_a_newcomer_that_has_made_a_step_that_the_others_lack_goes_along_to_the_next_ring() -> None:
+    """The ring broke for the others alone, in its first step; the script brings data of its own, so has no leases."""
+    job = training()
+    job.ready("w2")
+    plan = job.record.plan
+    assert plan is not None and plan.after_step is not None
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.BROKEN, plan.generation, plan.after_step, "connection reset by peer")
+    job.feed(TimePassed(), 0.5)
+    assert job.record.plan is plan, "the newcomer that is well tells within a second that its ring has failed"
+    job.see("w2", Phase.BROKEN, plan.generation, plan.after_step + 1, "connection reset by peer")
+    job.feed(TimePassed(), 0.5)
+    assert job.roster == ("w0", "w1", "w2")
+
+
 def test_of_newcomers_that_sat_in_the_ring_and_failed_together_none_is_unfit_for_the_others_sake() -> None:
     """Both have read by leases that the others are given anew: in their places come others."""
     job = training()
@@ -288,6 +305,25 @@ def test_another_leader_goes_on_from_what_was_found_out() -> None:
     assert [worker for worker, _ in job.unfit()] == ["bad"]
 
 
+def test_another_leader_makes_a_ring_anew_that_is_on_record_as_failed_though_no_member_says_so_any_more() -> None:
+    job = Job(3)
+    job.fail(w0="connection reset by peer", w1="connection reset by peer", w2="connection reset by peer")
+    planned = job.record.planned
+    for worker in ("w1", "w2"):
+        job.see(worker, Phase.TRAINING, planned, 0)
+    job.see("w0", Phase.BROKEN, planned, 0, "connection reset by peer")
+    while job.record.trials.judged != planned:
+        job.feed(TimePassed(), 0.05)
+    assert job.record.planned == planned, "it is not made anew at once"
+    job.machine = JobMachine(job.record, LeadTimes.of(10.0))
+    job.feed(TookOver(frozenset({"w0", "w1", "w2"})))
+    job.leases["w0"] = 0
+    for worker in ("w1", "w2"):
+        job.see(worker, Phase.TRAINING, planned, 0)
+    job.see("w0", Phase.READY, 0, 0)  # it has booted alone
+    assert job.record.planned > planned
+
+
 def test_a_ring_that_was_planned_by_the_leader_before_excuses_all_its_members() -> None:
     job = training()
     job.ready("w2")
@@ -314,10 +350,24 @@ def test_a_newcomer_is_not_blamed_for_rings_that_failed_for_one_whose_end_was_no
     job.sit()
     for _ in range(2):
         job.fail(w0="connection reset by peer", w2="connection reset by peer", w3="connection reset by peer", w1="")
-    assert job.roster == ("w0", "w1", "w2"), "whether they have a ring without the newcomer is to be seen"
+        assert condemned(job.record.trials) == set()
     job.feed(Vanished("w1", "its daemon's session ended"))
     assert (job.roster, job.unfit()) == (("w0", "w2", "w3"), [])
     assert job.record.trials.strikes == ()
+
+
+def test_a_newcomer_is_not_blamed_before_a_member_that_trained_without_it_has_come_or_told_why_not() -> None:
+    ring = Evidence(5, ("w0", "w1", "new"), ("w0", "w1"), {"w0": "reset by peer"}, frozenset({"w0", "new"}), {})
+    judgement = judge(Trials(), ring)
+    assert (judgement.trials.judged, judgement.trials.strikes) == (5, ())
+    come = dataclasses.replace(ring, came=frozenset(ring.roster))
+    assert [strike.worker for strike in judge(Trials(), come).trials.strikes] == ["new"]
+
+
+def test_a_ring_without_newcomers_counts_as_failed_though_a_member_is_silent() -> None:
+    """Else it would be tried again without end."""
+    ring = Evidence(5, ("w0", "w1"), ("w0", "w1"), {"w0": "reset by peer"}, frozenset({"w0"}), {})
+    assert judge(Trials(), ring).trials.failed == 1
 
 
 def test_a_newcomer_that_was_not_seen_to_come_is_not_blamed_where_another_turns_out_to_hang() -> None:
@@ -398,6 +448,52 @@ def test_where_no_newcomer_is_there_one_after_another_is_left_out() -> None:
     assert set(job.record.roster) == {"w0", "w2"}
 
 
+def test_a_worker_that_was_left_out_is_not_held_to_be_unfit_where_another_turns_out_to_be_gone() -> None:
+    """It parts for its data: the ring that stood without it has trained what it had read."""
+    job = training(3)
+    job.see("w0", Phase.BROKEN, 1, job.step)
+    while not job.record.trials.left_out:
+        for _ in range(60):
+            job.feed(TimePassed(), 0.5)
+        for worker in job.roster:  # each has come to that ring, and read by its leases
+            job.leases[worker] = job.record.planned
+        if not job.record.trials.left_out:
+            job.fail(w0="connection reset by peer", w1="connection reset by peer", w2="connection reset by peer")
+    out = job.record.trials.left_out
+    assert out not in job.roster
+    generation, staying = job.record.planned, job.roster
+    for worker in staying:
+        job.see(worker, Phase.TRAINING, generation, job.step)
+    assert job.record.generation == generation
+    job.feed(Vanished(staying[-1], "it hangs"))
+    assert job.unfit() == []
+    assert [told.fact.cause for told in job.told if isinstance(told.fact, WorkerLost) and told.fact.worker == out] == [
+        LossCause.LEFT_BEHIND.value
+    ]
+    assert out not in job.members
+
+
+def test_a_member_is_not_left_out_where_the_one_that_the_ring_before_did_without_is_gone() -> None:
+    job = training(2)
+    job.see("w0", Phase.BROKEN, 1, job.step)
+    while not job.record.trials.left_out:
+        for _ in range(60):
+            job.feed(TimePassed(), 0.5)
+        if not job.record.trials.left_out:
+            job.fail(w0="connection reset by peer", w1="connection reset by peer")
+    [alone] = job.roster
+    [other] = job.members - {alone}
+    job.see(alone, Phase.BROKEN, job.record.planned, job.step, "connection reset by peer")
+    job.feed(TimePassed(), 2.0)
+    assert job.record.trials.left_out == alone, "the ring is tried with the other one alone"
+    job.feed(Vanished(other, "it was killed"))
+    job.ready("w2")
+    for _ in range(60):
+        job.feed(TimePassed(), 0.5)
+    assert job.record.state is not JobState.FAILED
+    assert alone in job.roster
+
+
 def test_a_job_that_no_ring_can_be_made_of_ends_and_says_what_each_said() -> None:
     job = training(3)
     job.see("w0", Phase.BROKEN, 1, job.step)
@@ -429,6 +525,19 @@ def test_a_first_ring_that_fails_for_no_known_reason_ends_the_job_after_three() 
         job.fail()
     assert job.record.state is JobState.FAILED
     assert f"w0 says: {VAIN}; w1 says: {VAIN}" in job.record.reason
+
+
+def test_failures_of_first_rings_are_counted_anew_when_a_member_of_one_is_gone() -> None:
+    job = Job(3)
+    job.join("w3")
+    job.feed(Reported("w2", Observation(phase=Phase.BOOTING, step=0, leaving=True)))
+    job.fail()
+    assert job.record.trials.failed == 1
+    job.feed(Vanished("w2", "it has left"))
+    for _ in range(ring_blame.FIRST_RINGS):
+        assert (job.roster, job.record.state) == (("w0", "w1", "w3"), JobState.STARTING)
+        job.fail()
+    assert job.record.state is JobState.FAILED
 
 
 def test_a_host_whose_workers_are_unfit_sends_no_more_for_a_while() -> None:
@@ -478,6 +587,9 @@ def unreachable(number: int) -> str:
         ({0: VAIN, 1: unreachable(0), 2: VAIN}, set()),  # one of a pair that were in a ring together
         ({0: "Connection closed by peer [10.0.0.1]:4711", 1: VAIN, 2: VAIN}, set()),
         ({0: "ring 2 was not prepared, or has failed since", 1: VAIN, 2: VAIN}, set()),
+        ({0: "the ring did not form: it was given up before", 1: VAIN, 2: VAIN}, set()),
+        ({0: ELSEWHERE, 1: VAIN, 2: VAIN}, set()),  # its limb is the one that knows why
+        ({0: VAIN, 1: VAIN, 2: UNLIKE}, set()),
     ],
 )
 def test_whom_the_words_point_at(said: dict[int, str], expected: set[str]) -> None:

@@ -56,6 +56,17 @@ def test_a_newcomer_does_not_doubt_and_in_a_forced_switch_all_are_asked_anyway()
     assert not doubts(planned(None), generation=1, step=10, has_state=True)
 
 
+def test_a_member_of_an_older_ring_is_a_newcomer_to_those_that_have_had_another_since() -> None:
+    later = msgspec.structs.replace(planned(148, newcomers=1), follows=21, prepared=True, beside=1, offer=7)
+    assert not doubts(later, generation=8, step=15, has_state=True)
+    assert doubts(msgspec.structs.replace(later, newcomers=0), generation=8, step=15, has_state=True)
+    old, survivor = Entering(later, 8, 15, has_state=True), Entering(later, 21, 148, has_state=True)
+    assert (old.is_new, survivor.is_new) == (True, False)
+    assert says(old) is None
+    assert begins(old, None) == Beginning(148, 0, current=False, offer=7), "it gets the state, and its own is forgotten"
+    assert begins(survivor, None) == Beginning(148, 0, current=True, offer=7)
+
+
 def entering(rank: int, size: int, generation: int, step: int, *, plan: Assignment, voided: bool = False) -> Entering:
     mine = msgspec.structs.replace(plan, place=Place(2, rank, size, f"w{rank}"))
     return Entering(mine, generation, step, has_state=step > 0, voided=voided)

@@ -85,7 +85,7 @@ def test_it_is_given_an_uncounted_mini_batch_and_then_trains_in_the_ring_that_fo
     trainer.take_seat(Settings(step_timeout_s=1.0, batch_size=4), link)
     machine.state, machine.generation, machine.size = TrainerState.TRAINING, 1, 2
     machine.handle(OrdersHeard(BEYOND))
-    batches = trainer.elastic_shard_generator(16, epochs=1).batches(4)
+    batches = trainer.data.elastic_shard_generator(16, epochs=1).batches(4)
     assert next(batches).tolist() == [0, 1, 2, 3]
     assert trainer.rehearsing() and trainer.voided
     assert trainer.notify_batch_end() is False

@@ -12,7 +12,7 @@ from edl.core.worker import limb_votes
 from edl.core.worker.agreement import Vote
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.limb_statuses import OTHER_DATA, combined
-from edl.core.worker.limb_votes import Occasion, UpdateVote, row
+from edl.core.worker.limb_votes import ELSEWHERE, Occasion, UpdateVote, row
 from edl.core.worker.worker_inputs import (
     AbortRings,
     AdoptRing,
@@ -69,6 +69,19 @@ def test_the_least_advanced_limb_stands_for_its_worker_in_any_order(limbs, phase
     for order in itertools.permutations(limbs):
         found = combined(order)
         assert (found.phase, found.generation) == (phase, generation)
+
+
+def test_the_limb_that_knows_why_a_ring_has_failed_speaks_for_its_worker() -> None:
+    told = [replace(BROKEN, reason=ELSEWHERE), replace(BROKEN, reason="connect: no route to host")]
+    assert {combined(order).reason for order in itertools.permutations(told)} == {"connect: no route to host"}
+
+
+def test_who_fails_after_another_process_has_ended_well_says_so() -> None:
+    lost = replace(TRAINS, phase=Phase.FAILED, reason="Connection closed by peer")
+    found = combined([lost, TRAINS, DONE])
+    assert found.reason == "Connection closed by peer (process 2 of this worker had come to the end of its script)"
+    assert combined([lost, TRAINS]).reason == "Connection closed by peer"
+    assert not combined([TRAINS, DONE]).reason
 
 
 def test_a_copy_is_the_workers_once_all_limbs_have_made_theirs() -> None:
@@ -178,8 +191,7 @@ def test_limbs_at_different_places_of_their_scripts_are_told_so() -> None:
 
 def limb(limbs: int = 2) -> WorkerMachine:
     machine = WorkerMachine(LeaseBuffer(), SimpleNamespace(step=0, usual_until=0))
-    machine.introduce(prepares=True, sends_state=False)
-    machine.be_one_of(limbs)
+    machine.introduce(prepares=True, sends_state=False, limbs=limbs)
     return machine
 
 

@@ -134,15 +134,15 @@ class Script:
 
 def test_the_script_can_tell_what_is_its_own() -> None:
     script = Script()
-    assert [(script.trainer.own_samples(), script.train())[0] for _ in range(4)] == [4, 4, 0, 0]
+    assert [(script.trainer.data.own_samples(), script.train())[0] for _ in range(4)] == [4, 4, 0, 0]
     with pytest.raises(UsageError, match="step 5 has no mini-batch yet"):
-        script.trainer.own_samples()
+        script.trainer.data.own_samples()
 
 
 def test_a_rehearsal_has_no_samples_of_its_own() -> None:
     script = Script()
     script.seat.rehearsals.add(1)
-    assert script.trainer.own_samples() == 0
+    assert script.trainer.data.own_samples() == 0
 
 
 def test_statistics_of_stand_ins_are_not_kept() -> None:
@@ -219,9 +219,9 @@ def test_what_goes_by_steps_does_not_count_one_without_samples() -> None:
     script = Script()
     tuner = RateTuner(lambda multipliers: [1.0] * len(multipliers), every=100)
     script.open(None)
-    script.trainer.scale_rate("linear", 8, steps=4)
-    script.trainer.schedule_rate(tuner)
-    next(script.trainer.elastic_shard_generator(16, epochs=1).batches(4))
+    script.trainer.rates.scale_rate("linear", 8, steps=4)
+    script.trainer.rates.schedule_rate(tuner)
+    next(script.trainer.data.elastic_shard_generator(16, epochs=1).batches(4))
     following: FollowingRate = script.seat.extras.values["edl.rate"]
     for _ in range(3):
         script.train()

@@ -45,6 +45,7 @@ from edl.scheduler.kubernetes.reconciling import (
     agent_mark,
     evidence_of,
     looked,
+    multiplied,
     node_of,
     pod_for,
     pod_name,
@@ -239,6 +240,23 @@ def test_a_workers_pod_is_the_templates_on_one_node_with_its_command() -> None:
     assert pod["spec"]["restartPolicy"] == "Never"
     assert pod["metadata"]["labels"] == {"app": "edl-worker", "edl/agent": "mark"}
     assert pod_of(pod) == PodSeen(pod["metadata"]["name"], "", "w-1")
+
+
+def test_a_worker_of_two_processes_has_a_pod_that_asks_for_twice_as_much() -> None:
+    template = copy.deepcopy(TEMPLATE)
+    template["spec"]["containers"][0]["resources"] = {
+        "limits": {"nvidia.com/gpu": 1, "memory": "1.5Gi"},
+        "requests": {"cpu": "500m", "ephemeral-storage": "1e3"},
+    }
+    template["spec"]["containers"].append({"name": "beside", "resources": {"limits": {"cpu": "1"}}})
+    before = copy.deepcopy(template)
+    first, beside = multiplied(template, 2)["spec"]["containers"]
+    assert first["resources"] == {
+        "limits": {"nvidia.com/gpu": 2, "memory": "3.0Gi"},
+        "requests": {"cpu": "1000m", "ephemeral-storage": "2e3"},
+    }
+    assert beside["resources"] == {"limits": {"cpu": "1"}}
+    assert template == before == multiplied(template, 1)
 
 
 def test_names_of_pods_are_names_and_no_two_workers_have_one() -> None:

@@ -46,6 +46,20 @@ def test_a_process_for_which_no_sample_is_left_has_one_that_weighs_nothing() -> 
     assert last.weight(1) == 0.0
 
 
+def test_all_processes_make_as_many_microbatches_as_the_largest_part_needs() -> None:
+    for count in (1, 2, 3):
+        for samples in range(1, 20):
+            for most in range(1, 8):
+                limbs = [Among(place, count) for place in range(count)]
+                mine = [len(limb.part(np.arange(samples))) for limb in limbs]
+                cut = [limb.microbatches(samples, own, most) for limb, own in zip(limbs, mine, strict=True)]
+                assert len({*map(len, cut)}) == 1
+                assert [sum(parts) for parts in cut] == mine
+                assert max(max(parts) for parts in cut) <= most
+    assert Among().microbatches(0, 7, 3) == (3, 2, 2), "of a batch that is not this step's samples"
+    assert Among().microbatches(32, 7, 3) == (3, 2, 2), "of a piece of them"
+
+
 def test_an_even_part_weighs_one() -> None:
     assert Among(1, 2).weight(8) == 1.0
     assert Among().weight(7) == 1.0

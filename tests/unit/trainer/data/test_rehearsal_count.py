@@ -99,10 +99,10 @@ def newcomer(rehearsals: int) -> tuple[Trainer, Link, Framework]:
 def test_the_others_are_told_after_the_last_of_them() -> None:
     for rehearsals in (1, 2, 3):
         trainer, link, framework = newcomer(rehearsals)
-        batches = trainer.elastic_shard_generator(16, epochs=1).batches(4)
+        batches = trainer.data.elastic_shard_generator(16, epochs=1).batches(4)
         for left in range(rehearsals, 0, -1):
             assert (next(batches).tolist(), trainer.rehearsals.left) == ([0, 1, 2, 3], left)
-            assert trainer.rehearsing() and trainer.own_samples() == 0
+            assert trainer.rehearsing() and trainer.data.own_samples() == 0
             assert (link.rehearsed, framework.ring.entered, framework.compared_in) == (0, [0], [])
             assert trainer.notify_batch_end() is False
         assert (link.rehearsed, framework.ring.entered, trainer.rehearsing()) == (1, [0, 2], False)

@@ -153,6 +153,52 @@ def test_the_job_goes_on_without_it_where_it_says_so(caplog):
     assert "the job goes on without the rest of it, as unreadable='skip' says" in caplog.text
 
 
+def test_a_shard_whose_items_others_have_found_is_not_given_up():
+    class Inherited(SoloFeed):
+        """As a worker that takes over from one that could read the shard."""
+
+        def open(self, spec: DataSpec) -> None:
+            super().open(spec)
+            self.ledger.grant(1)
+            self.ledger.learn([ShardPart(1, known=30)])
+
+    shards, _ = generator(ElasticStream(Spoilt(20, times=99), shards=2, unreadable="skip"), Inherited(), epochs=1)
+    next(shards.batches(4))
+    told = (
+        "shard Spoilt 1 cannot be read from item 20 on: .*30 items of it were found before, so it cannot be passed over"
+    )
+    with pytest.raises(DataError, match=told):
+        _wait_for_error(shards)
+    shards.close()
+
+
+def test_no_mark_is_told_beyond_the_items_that_are_told(monkeypatch):
+    """A shard that fails is opened anew: what was read of it before that, and not told, is read again."""
+    monkeypatch.setattr(stream_reader, "FIRST_TRY_S", 1.0)
+    monkeypatch.setattr(stream_reader, "TELL_S", 0.3)
+    told: list[ShardPart] = []
+
+    class Seen(SoloFeed):
+        def found(self, parts: tuple[ShardPart, ...]) -> None:
+            told.extend(parts)
+            super().found(parts)
+
+    failed: list[int] = []
+
+    class Failing(list[int]):
+        def __getitem__(self, number: Any) -> Any:
+            if number == 200 and not failed:
+                failed.append(number)
+                raise OSError("input/output error")
+            return super().__getitem__(number)
+
+    shards, port = generator(ElasticStream(lambda shard: Failing(range(300)), shards=1), Seen(), epochs=1)
+    assert len(drained(shards, port)) == 75
+    assert failed
+    assert max(mark.item for one in told for mark in one.marks) >= 64
+    assert all(mark.item <= one.known for one in told for mark in one.marks)
+
+
 def test_another_reader_goes_on_from_the_newest_mark():
     """And what it does not need it does not read: only what lies behind the mark."""
     read: list[int] = []
@@ -257,6 +303,18 @@ def test_a_process_that_is_killed_is_replaced():
         assert _answer(feeds, 2, 9) == (2, records(2)[:9])  # opened again, where it was opened before
         _kill(feeds, 1)
         assert _answer(feeds, 3, 9) == (3, records(3)[:9])
+    finally:
+        feeds.end()
+
+
+def test_what_was_asked_before_a_shard_was_opened_anew_is_not_answered():
+    feeds = shard_feeds.OtherFeeds(ElasticStream(records, shards=1), 1)
+    try:
+        feeds.open(0, 0, Mark(0, b""), {})
+        feeds.ask(0, 5)
+        feeds.open(0, 0, Mark(0, b""), {})
+        assert feeds.answers(20) == []
+        assert _answer(feeds, 0, 2) == (0, records(0)[:2])
     finally:
         feeds.end()
 
