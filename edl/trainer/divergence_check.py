@@ -239,6 +239,8 @@ class DivergenceCheck:
         these JobFailed, and what ends a script.
         """
         shell, machine = self._shell, self._shell.machine
+        # Before names are exchanged: the first to know them may be given up for it, and that breaks off the exchange.
+        self._note_corrupt(machine.step + 1)
         worker = shell.link.worker
         names = [one.decode() for one in of_all_members(self._framework.ring, worker.encode())]
         ranks = found.wrong or found.suspects
@@ -285,9 +287,12 @@ class DivergenceCheck:
         return same
 
     def _tell(self, found: Divergence) -> None:
-        if found.corrupt and not self.corrupt_since:
-            self.corrupt_since = max(1, found.step)
+        if found.corrupt:
+            self._note_corrupt(found.step)
         self._shell.hear(StatesDiffer(found))
+
+    def _note_corrupt(self, step: int) -> None:
+        self.corrupt_since = self.corrupt_since or max(1, step)
 
     def _goes_on(self, found: Divergence) -> bool:
         """Tell whether this script goes on: all get the state that counts, or only others leave."""

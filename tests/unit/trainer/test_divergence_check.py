@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from edl import background
+from edl.core.worker.compute_check import ComputeVerdict
 from edl.core.worker.digest import of_all
 from edl.core.worker.worker_inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
@@ -46,6 +47,8 @@ class FakeRing:
 
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
         self.broadcasts += 1
+        if self.broken:
+            raise RingBroken("reset by peer")
         assert (payload is not None) == (root == self.place.rank)
         return payload or msgspec.msgpack.encode(
             _Teller(f"w{root}", fingerprints(self.states[root]), root in self.new, 9)
@@ -405,3 +408,12 @@ def test_a_ring_that_breaks_before_an_update_is_met_by_its_next_collective(monke
     comparison.before_update()
     assert not comparison.finish(1.0)
     assert not shell.told
+
+
+def test_a_part_that_was_computed_wrongly_is_known_also_where_its_worker_is_gone_before_all_know_its_name() -> None:
+    shell, comparison = member(0, ["abc", "abc", "abc"])
+    shell.ring.broken = True
+    with pytest.raises(RingBroken):
+        comparison.judge(ComputeVerdict(2, wrong=(1,), suspects=(), persists=False), 1.0)
+    assert not shell.told
+    assert comparison.corrupt_since == 41
