@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tests.model import Violation, scenario
+from tests.model.scenario import JobKind
 
 BLOCK = 50  # seeds a process takes at a time
 STORIES = 3  # failures told in full
@@ -48,11 +49,11 @@ class Tally:
         self.failures += other.failures
 
 
-def play(seeds: range, sends_large: bool = False, streams: bool = False, limbs: bool = False) -> Tally:
-    """Simulate each of `seeds`."""
+def play(seeds: range, kind: JobKind | None = None) -> Tally:
+    """Simulate each of `seeds`, as jobs of this kind (`tests.model.scenario`)."""
     tally = Tally(seeds=len(seeds))
     for seed in seeds:
-        job = scenario(seed, sends_large=sends_large, streams=streams, limbs=limbs)
+        job = scenario(seed, **(kind or {}))
         try:
             job.run()
         except Violation as violation:
@@ -72,18 +73,14 @@ def _begin() -> None:
     gc.set_threshold(100_000, 50, 100)  # a sixth of the time goes there else, as a job leaves little behind
 
 
-def play_all(
-    seeds: range, processes: int, *, sends_large: bool = False, streams: bool = False, limbs: bool = False
-) -> tuple[Tally, bool]:
+def play_all(seeds: range, processes: int, kind: JobKind) -> tuple[Tally, bool]:
     """All of them, some at a time; False: it was interrupted."""
     blocks = [seeds[at : at + BLOCK] for at in range(0, len(seeds), BLOCK)]
     whole, shown = Tally(), time.monotonic()
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes, _begin) as pool:
         try:
-            for tally in pool.imap_unordered(
-                partial(play, sends_large=sends_large, streams=streams, limbs=limbs), blocks
-            ):
+            for tally in pool.imap_unordered(partial(play, kind=kind), blocks):
                 whole.add(tally)
                 if time.monotonic() - shown > (0.5 if sys.stderr.isatty() else 15):
                     shown = time.monotonic()
@@ -135,11 +132,17 @@ def main() -> int:
     parser.add_argument("--sends-large", action="store_true", help="large states go to newcomers over several steps")
     parser.add_argument("--streams", action="store_true", help="what the jobs train on has no length")
     parser.add_argument("--limbs", action="store_true", help="each worker is two or three processes")
+    parser.add_argument("--remnants", action="store_true", help="so it is, and workers lose different ones at once")
     arguments = parser.parse_args()
     began = time.monotonic()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
-    kind = {name: getattr(arguments, name) for name in ("sends_large", "streams", "limbs")}
-    tally, whole = play_all(seeds, arguments.processes, **kind)
+    kind = JobKind(
+        sends_large=arguments.sends_large,
+        streams=arguments.streams,
+        limbs=arguments.limbs,
+        remnants=arguments.remnants,
+    )
+    tally, whole = play_all(seeds, arguments.processes, kind)
     elapsed_s = time.monotonic() - began
     if arguments.json:
         print(json.dumps({**vars(tally), "seconds": round(elapsed_s, 1)}))

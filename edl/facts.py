@@ -498,6 +498,7 @@ _BEGUN_FOR = {
     "asked": "as asked",
     "last": "the last one",
     "preempt": "before the job goes",
+    "remnants": "by the processes that are left, as no worker is whole",
 }
 
 

@@ -35,7 +35,7 @@ def publish_saving(record: Record, now: float) -> None:
     saving = record.saving
     assert saving is not None
     folder, name = placed(saving.path)
-    by_worker = [part.info.files for part in saving.parts]  # of each process two
+    by_worker = _by_worker(saving)
     parts, own = ([file for files in by_worker for file in files[which::2]] for which in (0, 1))
     heads = _heads(folder, name, by_worker[0][1::2])
     state = joined(heads, len(parts))
@@ -47,7 +47,7 @@ def publish_saving(record: Record, now: float) -> None:
         step=saving.after_step,
         number=saving.number,
         generation=saving.generation,
-        size=len(saving.roster),
+        size=len(by_worker),
         batch=0 if ledger is None else sum(member.batch for member in ledger.members),
         at=now,
         edl=edl.__version__,
@@ -62,6 +62,17 @@ def publish_saving(record: Record, now: float) -> None:
         stages=state.stages,
     )
     publish(folder, manifest)
+
+
+def _by_worker(saving: Saving) -> list[tuple[FileInfo, ...]]:
+    """Return the files of each worker, of which each of its processes has two. What is left of workers is one."""
+    if not saving.remnants:
+        return [part.info.files for part in saving.parts]
+    by_limb: dict[int, Sequence[FileInfo]] = {}
+    for remnant, part in zip(saving.remnants, saving.parts, strict=True):
+        for place, limb in enumerate(remnant.limbs):
+            by_limb[limb] = part.info.files[2 * place : 2 * place + 2]
+    return [tuple(file for _, files in sorted(by_limb.items()) for file in files)]
 
 
 def remove_old(saving: Saving, keep: int) -> None:

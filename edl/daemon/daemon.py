@@ -49,7 +49,7 @@ from edl.host.host_processes import host_id, raise_open_files, yield_to_trainers
 from edl.host.network import LOOPBACK, address_of, address_towards, interface_of
 from edl.protocol import leader_messages, node_paths
 from edl.protocol import trainer_messages as say
-from edl.protocol.assignment import Orders
+from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.checkpoint_record import PartInfo
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.leader_messages import Word
@@ -82,12 +82,13 @@ class Daemon:
         self._worker = settings.worker_id or f"w{secrets.token_hex(4)}"
         self._folder = folder
         self._trainer = trainer
-        self._limbs = limbs = LimbSeats(settings.processes, trainer, folder, self._on_trainer_exit)
+        self._limbs = limbs = LimbSeats(settings.processes, trainer, folder, self._on_trainer_exit, settings.meeting)
         self._refusals = Refusals()
         self._observer = TrainerView(limbs, self._refusals.snapshot, limbs.used, limbs.halted, limbs.seen)
         self._parts = PartStore(folder, self._on_stored, self._on_not_stored)
         self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, limbs.hung_up)
         self._member = False  # its trainer has had orders from a daemon before this one
+        self._copies = 0  # the saving for which what is left of the worker copies, or has copied
         self._has_heard = False  # the trainer knows that its job is preempted; or its script has ended
         self._greeted = asyncio.Event()
         self._trainer_gone = asyncio.Event()
@@ -119,6 +120,7 @@ class Daemon:
             await self._give_up(str(error))
             raise
         finally:
+            self._limbs.free_held()
             self._limbs.close()
             collecting.cancel()
             await self._pipe.stop()
@@ -200,6 +202,7 @@ class Daemon:
             about = Candidacy(self._job, secret, self._register(address, port), self._settings.session_timeout_s)
             self._membership = LeaderSession(about, store, self._observer, self._command)
             await self._until_the_end_is_known(self._membership, office)
+            self._limbs.free_held()
             self._send(say.Noted())
             await self._trainer_gone.wait()
             # If this daemon leads: workers that go on without its trainer form a ring, and wait for leases. Otherwise
@@ -270,6 +273,8 @@ class Daemon:
             if office.hopeless.done() and not reporting.done():
                 raise JobFailed(office.hopeless.result())
             await asyncio.wait({reporting}, timeout=AFTER_END * self._settings.session_timeout_s)
+            while self._parts.busy and not reporting.done():  # what is left of the worker saves the job
+                await asyncio.wait({reporting}, timeout=AFTER_END * self._settings.session_timeout_s)
             if not reporting.done():
                 logger.warning("no leader takes the news that the trainer is gone: giving up")
         finally:
@@ -326,7 +331,9 @@ class Daemon:
             self._introductions.end(through_with(status))
         self._has_heard = status.heard_going or status.over
         self._parts.take(status.copied)
-        if status.over and self._parts.busy:
+        if self._limbs.held:
+            self._on_copied_by_the_rest(status)
+        elif status.over and self._parts.busy:
             self._hold(status)
         else:
             self._hear(status)
@@ -347,8 +354,34 @@ class Daemon:
             self._limbs.attend(self._observer.attention_step(self._membership.orders))
             self._membership.stir(calm=calm)
 
+    def _on_copied_by_the_rest(self, status: say.TrainerStatus) -> None:
+        """What is left of the worker has copied its part, or has none."""
+        if status.copied.number == self._copies and (status.copied.files or status.copied.failure):
+            self._limbs.stop_held()
+            if status.copied.failure:
+                self._on_not_stored(status.copied.number, status.copied.failure)
+
+    def _command_the_rest(self, orders: Orders) -> None:
+        """What is left of the worker copies its part for the job, or is needed no more."""
+        save = orders.save
+        if save is not None and save.limbs and save.number > self._copies:
+            self._copies = save.number
+            here = Here(self._interface, self._address_here, "", self._keys)
+            if not self._limbs.copy_held(say.Commanded(located(orders, here)), save.limbs):
+                self._on_not_stored(save.number, "a process that was left has ended, too")
+        elif orders.verdict is not Verdict.STAY:
+            self._limbs.free_held()
+            if self._membership is not None:
+                self._membership.stir()
+
     def _on_trainer_exit(self, dead: LimbSeat) -> None:
-        if not self._limbs.end_with(dead) or self._trainer_gone.is_set():
+        held = dead.held
+        orders = None if self._membership is None else self._membership.orders
+        holds = bool(self._job_policy.checkpointing.folder) and orders is not None and not orders.going
+        ends = self._limbs.end_with(dead, holds=holds)
+        if held and self._copies and self._limbs.status.copied.number != self._copies:
+            self._on_not_stored(self._copies, "a process that was left has ended, too")
+        if not ends or self._trainer_gone.is_set():
             return
         self._observer.died(DIED)
         self._trainer_gone.set()
@@ -392,6 +425,9 @@ class Daemon:
         """Pass orders to the trainer: first the message, then the count that promises it, then the step of
         attention.
         """
+        if self._limbs.held:
+            self._command_the_rest(orders)
+            return
         if self._stand_in is not None:
             self._stand_in.ask(orders.recount)
         rendezvous = "" if self._introductions is None else self._introductions.follow(orders)

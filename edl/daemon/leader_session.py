@@ -63,6 +63,7 @@ class LeaderSession:
         self._urged = asyncio.Event()
         self._sent: say.Observation | None = None
         self._admitted = False
+        self._end_is_known = False  # a leader has taken the news that the trainer is gone
 
     def stir(self, *, calm: bool = False) -> None:
         """Wake the report, as there is news. `calm`: the news may wait a moment for other news."""
@@ -148,12 +149,15 @@ class LeaderSession:
             self._stirred.clear()
             self._urged.clear()
             observation, over = self._observer.observe(self._clock.now()), self._observer.status.over
-            if _differs(observation, self._sent):
+            at_its_end = self._observer.is_at_its_end
+            if _differs(observation, self._sent) and not (self._end_is_known and at_its_end):
                 reply = await self._call(client, term, say.Report(observation))
                 if isinstance(reply, say.Rejected) and reply.retry:
+                    if self._end_is_known:  # what is left of the worker is not needed any more
+                        return
                     raise JobFailed(f"the job's leader has given this worker up ({reply.reason})")
-                self._sent = observation
-            if over:
+                self._sent, self._end_is_known = observation, over
+            if at_its_end:
                 return
             try:
                 async with asyncio.timeout(period_s):

@@ -143,7 +143,7 @@ class Leader:
         record = await self._chronicle.open()
         alive = frozenset(await patiently(lambda: self._store.children(node_paths.workers(self._about.job))))
         if self._doubt_s() > 0:
-            alive |= {member.identity.id for member in record.members}  # lost workers are looked for later
+            alive = alive.union(_with_daemons(record))  # lost workers are looked for later
         machine = self._machine = JobMachine(record, self._lead_times, Deadlines.of(self._about.step_timeout_s))
         took_over = TookOver(alive, self._clock.wall())
         decided: BatchDecided[Asked] = decide(machine, [(took_over, None)], self._clock.now())
@@ -191,8 +191,8 @@ class Leader:
         """
         self._book = book
         if self._heard:
-            members = {member.identity.id for member in book.record.members}
-            self._heard = {worker: at for worker, at in self._heard.items() if worker in members}
+            present = set(_with_daemons(book.record))
+            self._heard = {worker: at for worker, at in self._heard.items() if worker in present}
         if pressing:
             self._pressing = book.record.version
             self._published.set()
@@ -215,7 +215,7 @@ class Leader:
             await due.wait()
             due.clear()
             alive = await patiently(lambda: self._store.children(node_paths.workers(self._about.job)))
-            absent = [member.identity.id for member in machine.record.members if member.identity.id not in alive]
+            absent = [worker for worker in _with_daemons(machine.record) if worker not in alive]
             for worker in absent:
                 if (doubt_s := max(self._doubt_s(), self._doubt_of_s(worker))) > 0:
                     asyncio.get_running_loop().call_later(doubt_s, due.set)
@@ -340,3 +340,8 @@ class Leader:
             workers = with_paces(status.workers, self._governor.paces)
             status = msgspec.structs.replace(status, rates=meter.rates, rate=meter.present, workers=workers)
         return status
+
+
+def _with_daemons(record: Record) -> list[str]:
+    """Return the workers whose daemons have sessions: all members, and workers of which something is left."""
+    return [*(member.identity.id for member in record.members), *(remnant.worker for remnant in record.held)]

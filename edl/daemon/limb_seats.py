@@ -1,7 +1,12 @@
 """The processes of one worker's trainer, its limbs, as their daemon holds them: connection, page and status of each.
 
-Owns: these, one status and one page of all, and ending the other limbs where one has died. Does not own: which limb
-counts for which fact (`edl.core.worker.limb_statuses`), nor what the daemon does about it (`edl.daemon.daemon`).
+Where one has died, the others are of no use to the job, unless the other workers lose processes, too: then what each
+worker has left may be needed together. So they are stopped at once (SIGSTOP), go on only to copy what they hold, and
+are killed when the job needs them no more. A file beside the one by which they met asks what has started them for time.
+
+Owns: these, one status and one page of all, and holding or ending the other limbs where one has died. Does not own:
+which limb counts for which fact (`edl.core.worker.limb_statuses`), nor what the daemon does about it
+(`edl.daemon.daemon`).
 """
 
 from __future__ import annotations
@@ -15,12 +20,12 @@ from pathlib import Path
 
 import msgspec
 
-from edl.core.worker.limb_statuses import combined, ends_worker
+from edl.core.worker.limb_statuses import combined, combined_copy, ends_worker
 from edl.core.worker.next_move import NEVER
-from edl.host.host_processes import LIFE, halted, used_by, watch_exit, watch_life
+from edl.host.host_processes import LIFE, halted, holding_mark, used_by, watch_exit, watch_life
 from edl.protocol import trainer_messages as say
 from edl.protocol.leader_messages import Phase, clipped
-from edl.protocol.tally import LimbSeen
+from edl.protocol.tally import HELD, LimbSeen
 from edl.transport.pipe import Connection
 from edl.transport.shared_page import SharedPage
 
@@ -36,6 +41,12 @@ class LimbSeat:
         self.connection: Connection | None = None
         self.status = say.TrainerStatus()
         self.gone = False
+        self.held = False  # it is stopped, or copies what it holds, as another process has died
+
+    def signal(self, number: signal.Signals) -> None:
+        if not self.gone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def status_in_full(self) -> say.TrainerStatus:
         """Return the newest status, with the whole paths of the files of a copy."""
@@ -52,8 +63,12 @@ class LimbSeats:
     The pages of all together are one page to `edl.daemon.trainer_view`: a step counts where every limb has applied it.
     """
 
-    def __init__(self, processes: int, pid: int, folder: Path, on_exit: Callable[[LimbSeat], None]) -> None:
+    def __init__(
+        self, processes: int, pid: int, folder: Path, on_exit: Callable[[LimbSeat], None], meeting: Path | None = None
+    ) -> None:
+        """`meeting`: the file by which they have met."""
         self._processes = processes
+        self._mark = None if meeting is None else holding_mark(meeting)
         self._on_exit = on_exit
         self._seats = {0: LimbSeat(pid, folder)}
         self._watches: list[Callable[[], object]] = []
@@ -90,7 +105,10 @@ class LimbSeats:
 
     @property
     def status(self) -> say.TrainerStatus:
-        return self._placed(combined([seat.status_in_full() for _, seat in sorted(self._seats.items())]))
+        status = self._placed(combined([seat.status_in_full() for _, seat in sorted(self._seats.items())]))
+        if held := [seat.status_in_full() for _, seat in sorted(self.held.items())]:
+            return msgspec.structs.replace(status, copied=combined_copy([one.copied for one in held]))
+        return status
 
     def send(self, message: msgspec.Struct) -> None:
         for seat in self._seats.values():
@@ -107,23 +125,70 @@ class LimbSeats:
         for seat in self._seats.values():
             seat.page.attention_step = step
 
-    def end_with(self, dead: LimbSeat) -> bool:
+    def end_with(self, dead: LimbSeat, *, holds: bool) -> bool:
         """Note that a process has ended. A death ends the others at once: they would wait for it. Return False where
         the process has come to its good end, and others are on their way there.
+
+        `holds`: if it was killed, or has crashed, the others are stopped, and held.
         """
-        dead.gone = True
+        dead.gone, was_held, dead.held = True, dead.held, False
         others = [seat for seat in self._seats.values() if not seat.gone]
-        if not ends_worker(dead.status, others=bool(others)):
+        if was_held or not ends_worker(dead.status, others=bool(others)):
             return False
-        for seat in others:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(seat.pid, signal.SIGKILL)
+        if holds and self._mark is not None and not any(seat.status.over for seat in self._seats.values()):
+            self._hold(others)
+        else:
+            for seat in others:
+                seat.signal(signal.SIGKILL)
         return True
+
+    def _hold(self, seats: list[LimbSeat]) -> None:
+        for seat in seats:
+            seat.held = True
+            seat.signal(signal.SIGSTOP)
+        assert self._mark is not None
+        with contextlib.suppress(OSError):
+            self._mark.touch(mode=0o600)
+
+    @property
+    def held(self) -> dict[int, LimbSeat]:
+        """Return the processes that are held, by their places."""
+        return {limb: seat for limb, seat in self._seats.items() if seat.held}
+
+    def copy_held(self, message: msgspec.Struct, limbs: tuple[int, ...]) -> bool:
+        """Let these of the held processes copy what they hold, as `message` says, and end the others. Return False
+        where some of these are not there any more.
+        """
+        held = self.held
+        for limb, seat in held.items():
+            if limb not in limbs:
+                seat.held = False
+                seat.signal(signal.SIGKILL)
+        if not all(limb in held and held[limb].connection is not None for limb in limbs):
+            return False
+        for seat in self.held.values():
+            if seat.connection is not None:
+                seat.connection.send(message)  # it lies there as the process goes on
+                seat.signal(signal.SIGCONT)
+        return True
+
+    def stop_held(self) -> None:
+        """Stop what is held again: it has copied, and would go on to fail."""
+        for seat in self.held.values():
+            seat.signal(signal.SIGSTOP)
+
+    def free_held(self) -> None:
+        """Kill what is held: the job needs it no more. Harmless if nothing is."""
+        for seat in self.held.values():
+            seat.held = False
+            seat.signal(signal.SIGKILL)
+        if self._mark is not None:
+            with contextlib.suppress(OSError):
+                self._mark.unlink(missing_ok=True)
 
     def kill(self) -> None:
         for seat in self._seats.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(seat.pid, signal.SIGKILL)
+            seat.signal(signal.SIGKILL)
 
     def close(self) -> None:
         for cancel in self._watches:
@@ -157,7 +222,7 @@ class LimbSeats:
         if self._processes == 1:
             return ()
         return tuple(
-            LimbSeen(seat.pid, "gone" if seat.gone else seat.status.phase.value, seat.page.step)
+            LimbSeen(seat.pid, "gone" if seat.gone else HELD if seat.held else seat.status.phase.value, seat.page.step)
             for _, seat in sorted(self._seats.items())
         )
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from edl.core.worker.observed_trainer import ObservedTrainer, has_entered
 from edl.protocol.leader_messages import Observation, Phase, Word
-from edl.protocol.tally import LimbSeen, Usage
+from edl.protocol.tally import HELD, LimbSeen, Usage
 from edl.protocol.trainer_messages import TrainerStatus
 
 MEMORIES_S = (0.5, 20.0)  # time constants of the two mean step times: a value so old has lost 63 % of its weight
@@ -59,6 +59,11 @@ class TrainerView(ObservedTrainer):
         if has_entered(self.status, status):
             self._last = None  # another ring has other steps
         return super().hear(status)
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """Tell whether the trainer has ended, and nothing that is left of it is held."""
+        return self.status.over and not any(one.state == HELD for one in self._limbs())
 
     def observe(self, now: float) -> Observation:
         """Return the observation of the trainer at time `now`."""

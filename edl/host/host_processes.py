@@ -181,6 +181,13 @@ async def wait_exit(pid: int) -> None:
         watch.cancel()
 
 
+def holding_mark(meeting: Path) -> Path:
+    """Return the file that is there as long as a daemon holds the processes that have met by `meeting`: what has
+    started them does not kill them then (`edl.scheduler.limb_starter` has the same name).
+    """
+    return meeting.with_name(meeting.name + ".held")
+
+
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
     """Ask the kernel to send this process the signal when its parent ends, or send it at once if `parent` is gone by
     now.

@@ -18,6 +18,8 @@ from typing import IO, NamedTuple, Protocol
 from edl.host.host_processes import watch_exit
 from edl.launch.worker_output import LinePrefixer, LineTarget, Printer, Sink, ToldOnce, WorkerNumbers, forward_file
 
+NOTICED_S = 0.3  # by then a daemon that holds processes of its worker says so
+HELD_S = 60.0  # so long it may hold them
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
@@ -134,11 +136,14 @@ def _file(path: Path) -> Sink:
 class LimbProcesses:
     """The processes of one worker. The job knows it by the first."""
 
-    def __init__(self, limbs: Sequence[Worker]) -> None:
+    def __init__(self, limbs: Sequence[Worker], mark: Path) -> None:
+        """`mark`: a file that is there as long as the daemon holds processes (`edl.daemon.limb_seats`)."""
+        self._mark = mark
         self.slot, self.pid = limbs[0].slot, limbs[0].pid
         self._limbs = list(limbs)
         self._running = len(self._limbs)
         self._code = 0  # of the first process that has ended badly
+        self._ends = False  # it was told to
 
     @property
     def pids(self) -> list[int]:
@@ -156,15 +161,23 @@ class LimbProcesses:
             self._running -= 1
             if code and not self._code:
                 self._code = code
-                self.signal(signal.SIGKILL)  # the others would wait for it
+                self._end_soon(HELD_S)
             if not self._running:
                 tell(slot, self._code)
 
         for limb in self._limbs:
             limb.when_exited(ended)
 
+    def _end_soon(self, within_s: float) -> None:
+        """Kill the others, which would wait for the one that has ended. Where the daemon holds them, it does."""
+        if self._running and not self._ends and within_s > 0 and (within_s == HELD_S or self._mark.exists()):
+            asyncio.get_running_loop().call_later(NOTICED_S, self._end_soon, within_s - NOTICED_S)
+        else:
+            self.signal(signal.SIGKILL)
+
     def signal(self, signum: signal.Signals) -> None:
         """Signal all processes that run, with their process groups."""
+        self._ends = True
         for limb in self._limbs:
             limb.signal(signum)
 

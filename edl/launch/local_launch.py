@@ -28,7 +28,7 @@ import msgspec
 from edl.clock import SystemClock
 from edl.config import Settings, scrubbed
 from edl.errors import ConfigError, EdlError, JobFailed
-from edl.host.host_processes import wait_exit
+from edl.host.host_processes import holding_mark, wait_exit
 from edl.host.memory_folders import make_folder, sweep
 from edl.host.visible_gpus import VISIBLE, choose_gpus, count_gpus, told_of, visible_gpus
 from edl.launch.child_worker import LimbProcesses, Worker, WorkerProcess, WorkersTold, search_path, start_process
@@ -250,7 +250,7 @@ class Launch:
             process = self._started({**shared, "EDL_LIMB": str(limb)})
             within = folder if folder is None or not limb else _made(folder / f"limb.{limb}")
             limbs.append(Worker(slot, process, self._printer, within, self._told, limb))
-        worker = LimbProcesses(limbs)
+        worker = LimbProcesses(limbs, holding_mark(self._meetings / worker_id))
         worker.when_exited(lambda slot, code: self._exited(slot, worker.pids, code))
         self._workers.append(worker)
 

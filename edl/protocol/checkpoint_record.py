@@ -47,6 +47,7 @@ class Why(StrEnum):
     ASKED = "asked"
     LAST = "last"  # the last step of the job
     PREEMPT = "preempt"  # the job is preempted
+    REMNANTS = "remnants"  # no worker is whole, and what is left of several holds the model
 
 
 class FileInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -71,6 +72,14 @@ class DurablePart(msgspec.Struct, frozen=True, array_like=True):
     info: PartInfo
 
 
+class Remnant(msgspec.Struct, frozen=True, array_like=True):
+    """The processes of a worker that live after another of its processes has died. Their daemon has stopped them."""
+
+    worker: str
+    limbs: tuple[int, ...]  # their places in the worker
+    step: int  # that each of them has applied
+
+
 class Saving(msgspec.Struct, frozen=True):
     """A checkpoint in the making: announced, and neither durable nor given up."""
 
@@ -85,6 +94,8 @@ class Saving(msgspec.Struct, frozen=True):
         DurablePart, ...
     ] = ()  # all of them, by rank, once it is to be published; before, those that no worker repeats
     stands: bool = False  # the members make no steps: each member at `after_step` copies at once
+    # instead of members: together they are one worker, and each copies the parts of its processes' places
+    remnants: tuple[Remnant, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -147,6 +158,7 @@ class Save(msgspec.Struct, frozen=True):
     parts: int
     path: str
     stands: bool = False  # also if the worker is in the mini-batch after that step, and has not begun its update
+    limbs: tuple[int, ...] = ()  # these processes of a worker that has lost others; empty: all
 
 
 class Hold(msgspec.Struct, frozen=True):

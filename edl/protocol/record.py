@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from edl.protocol.checkpoint_record import Cost, Preemption, Resumed, Saved, SaveRequest, Saving, SavingFailure
+from edl.protocol.checkpoint_record import Cost, Preemption, Remnant, Resumed, Saved, SaveRequest, Saving, SavingFailure
 from edl.protocol.data_nouns import DataCounts, DataSpec, LedgerSnapshot
 from edl.protocol.divergence_report import EndState
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
@@ -250,6 +250,7 @@ class Record(msgspec.Struct, frozen=True):
     save_costs: tuple[Cost, ...] = ()  # costs of the newest checkpoints, oldest first
     save_failure: SavingFailure | None = None  # None: no saving was given up since the newest durable checkpoint
     losses: int = 0  # workers that were ever lost
+    remnants: tuple[Remnant, ...] = ()  # of workers lost since, that may hold what no worker has
     save_requests: tuple[SaveRequest, ...] = ()  # the newest, oldest first
     save_wanted: int = 0  # the newest step at which a script has asked for a checkpoint that no saving serves yet
     preemption: Preemption | None = None
@@ -261,6 +262,11 @@ class Record(msgspec.Struct, frozen=True):
     asked_batch: int = 0  # samples a step, of all workers, that people asked for since; 0: as `job_policy` says
     tally: Tally = Tally()
     bits: str = ""  # what the workers say of them, as `Status.bits`
+
+    @property
+    def held(self) -> tuple[Remnant, ...]:
+        """Return all remnants whose daemons are to hold them: those that may be needed, and those that save the job."""
+        return self.remnants if self.saving is None else (*self.remnants, *self.saving.remnants)
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

@@ -44,11 +44,14 @@ class Usage(msgspec.Struct, frozen=True):
     computed_s: float = 0.0  # in rings, neither waiting nor loading; never shrinks
 
 
+HELD: Final = "held"
+
+
 class LimbSeen(msgspec.Struct, frozen=True):
     """A process of a worker that has several, as the worker's daemon sees it."""
 
     pid: int
-    state: str  # the phase of its trainer; "gone": it has ended
+    state: str  # the phase of its trainer; "gone": it has ended; "held": stopped, as another process has died
     step: int  # committed by this process
 
 

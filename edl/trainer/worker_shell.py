@@ -424,6 +424,8 @@ class WorkerShell:
     def _stands(self, save: Save) -> bool:
         """Any thread."""
         machine = self.machine
+        if save.limbs:
+            return machine.step == save.after_step
         where = (machine.generation, machine.step)
         return where == (save.generation, save.after_step) and machine.state is TrainerState.TRAINING
 

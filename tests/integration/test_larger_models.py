@@ -63,6 +63,18 @@ class Run:
 
         return self.edl.wait(there, f"{size} workers", timeout_s=180)
 
+    def rests(self) -> int:
+        """Wait until no script makes steps; return the newest step."""
+        steps = [-1]
+
+        def stand() -> bool:
+            steps.append(self.edl.status(self.name)["step"])
+            time.sleep(0.5)
+            return steps[-1] == steps[-2]
+
+        self.edl.wait(stand, "all scripts to wait")
+        return steps[-1]
+
     def ends(self) -> dict[str, dict[str, Any]]:
         """What each process has in the end, by the numbers of its worker and its own."""
         out, err = self.job.communicate(timeout=patient(180))
@@ -241,15 +253,8 @@ def test_a_job_is_saved_while_its_scripts_are_busy_between_two_updates(edl, tmp_
     run = Run(edl, tmp_path / "busy", 2, 2, *saves, script=["--wait", str(waits)])
     run.wait(2, 5)
     waits.touch()
-    steps = [-1]
-
-    def rests() -> bool:
-        steps.append(run.edl.status("busy")["step"])
-        time.sleep(0.5)
-        return steps[-1] == steps[-2]
-
-    run.edl.wait(rests, "all scripts to wait")
-    assert run.ends_preempted(checkpoints) >= steps[-1] > 0
+    step = run.rests()
+    assert run.ends_preempted(checkpoints) >= step > 0
     assert "has no part in checkpoint" not in run.told
 
 
@@ -280,3 +285,36 @@ def test_an_interrupted_job_leaves_no_process(edl, tmp_path) -> None:
     run.job.send_signal(signal.SIGINT)
     run.job.communicate(timeout=patient(60))
     edl.wait_nothing_left()
+
+
+def test_workers_that_lose_different_processes_at_once_save_what_they_have(edl, tmp_path) -> None:
+    """No worker is whole then. Together they hold the model, and the job goes on with it: in its next life, at once."""
+    flags = ("--checkpoint", str(tmp_path / "c"), "--max-restarts", "1")
+    wait = tmp_path / "wait"
+    run = Run(edl, tmp_path / "job", 2, 2, *flags, script=("--wait", str(wait)))
+    run.wait(2, 5)
+    wait.touch()
+    assert run.rests() > 0
+    status = edl.status("job")
+    first, second = (run.processes_of(worker["pid"]) for worker in status["workers"])
+    for pid in (first[0], second[1]):
+        os.kill(pid, signal.SIGKILL)
+
+    def lives_again() -> dict[str, Any] | None:
+        status: dict[str, Any] = edl.status("job")
+        if status["state"] == "failed":  # the life before
+            edl.look_away("job")
+        return status if status.get("resumed") and status["step"] >= 3 else None
+
+    edl.wait(lambda: not any(map(os.path.exists, map("/proc/{}".format, (*first, *second)))), "the end of all")
+    wait.unlink()
+    status = edl.wait(lives_again, "its next life", timeout_s=60)
+    (run.out / "stop").touch()
+    (run.out / "pace").write_text("0")
+    run.ends()
+    events = edl.events("job")
+    begun = [one for one in events if one["kind"] == "checkpoint_begun"]
+    assert [one["why"] for one in begun][:1] == ["remnants"], events
+    lost = [one["made"] for one in events if one["kind"] == "worker_lost"]
+    assert [lost[0], lost[1]] == [begun[0]["step"]] * 2
+    assert status["base"] == begun[0]["step"]

@@ -52,6 +52,7 @@ class SimFaults:
                 self.job.shells.tell(victim, LeaveWanted())
             case SimFault.KILL:
                 self.die(victim)
+                victim.hold_rest()
                 victim.observed.died(KILLED)
                 self.job.daemons.stir(victim)
             case SimFault.VANISH:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from edl.core.job.leader_inputs import PublishingFailed, SavingPublished
 from edl.core.worker.worker_inputs import CheckpointWished, CopyFailed, CopyTaken
+from edl.protocol.assignment import Orders
 from edl.protocol.checkpoint_record import FileInfo, PartInfo, Save, Saving
 from edl.protocol.record import Record
 from tests.model.model_faults import Moment
@@ -60,6 +61,7 @@ class Savings:
         self.store_s, self.store_fails, self.store_late = STORE_S, STORE_FAILS, STORE_LATE
         self.wishes: dict[int, bool] = {}  # steps at which scripts ask for a checkpoint: on all workers, or on rank 0
         self._random = random.Random(f"storage {seed}")
+        self._rests: dict[str, int] = {}  # by worker, the saving for which what is left of it has copied
         self._copying: dict[str, Copy] = {}  # by worker, what its trainer is not through with
         self._copies: dict[str, Copy] = {}  # by worker, the newest: in a folder that its next daemon finds, too
 
@@ -130,6 +132,32 @@ class Savings:
             self.store.parts[copy.save.path, copy.save.part] = copy
             size = FileInfo(f"part-{copy.save.part:04d}-of-{copy.save.parts:04d}", 100, "0")
             worker.observed.stored(copy.save.number, PartInfo((size,), 1000 * STEP_S))
+        self.job.daemons.stir(worker)
+
+    def copy_rest(self, worker: SimWorker, orders: Orders) -> None:
+        """Copy what the held processes of a worker have, once, and store it."""
+        save = orders.save
+        assert save is not None
+        if save.number in (self._rests.get(worker.id), worker.observed.saved_part[0]):
+            return
+        self._rests[worker.id] = save.number
+        copy = Copy(save, worker.id, worker.generation, worker.step, worker.model)
+        self.job.checks.savings.copies(copy)
+        failure = worker.copies_of_rest(orders) or ("its update had begun" if self._chance(UPDATES) else "")
+        self.job.happens(Moment.STORING)
+        self.job.after(self.store_s * self._random.random(), self._rest_is_stored, worker, copy, failure)
+
+    def _rest_is_stored(self, worker: SimWorker, copy: Copy, failure: str) -> None:
+        if not worker.daemon:
+            return
+        save = copy.save
+        if failure:
+            worker.observed.not_stored(save.number, failure)
+        else:
+            for limb in save.limbs:
+                self.store.parts[save.path, limb] = copy
+            files = tuple(FileInfo(f"part-{limb:04d}", 100, "0") for limb in save.limbs for _ in range(2))
+            worker.observed.stored(save.number, PartInfo(files, 1000 * STEP_S))
         self.job.daemons.stir(worker)
 
     def is_storing(self, worker: SimWorker) -> bool:

@@ -16,7 +16,7 @@ from edl.core.worker.next_move import are_newer
 from edl.core.worker.observed_trainer import CALM_S
 from edl.core.worker.worker_inputs import OrdersHeard
 from edl.core.worker.worker_states import TrainerState
-from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.leader_messages import Observation, Phase, Register
 from edl.protocol.record import OVER, Identity, Record, WorkerState
 from tests.model.model_rings import STEP_S
@@ -78,7 +78,8 @@ class SimDaemons:
 
     def _registration(self, worker: SimWorker) -> Register:
         resumed = None if self.job.inherits is None else self.job.inherits.resumed
-        return Register(worker.identity(), *self.job.limits, worker.answering, self.job.policy, resumed=resumed)
+        about = worker.identity(), *self.job.limits, worker.answering, self.job.policy
+        return Register(*about, resumed=resumed, processes=self.job.processes)
 
     def _registered(self, worker: SimWorker, taken: bool) -> None:
         if taken:
@@ -162,11 +163,15 @@ class SimDaemons:
             self.job.after(self.job.random.random() * LATE_S, self._hear, worker, book)
 
     def _listeners(self) -> list[SimWorker]:
-        listening = (one for one in self.job.workers.values() if one.alive and one.daemon and one.admitted)
-        return [worker for worker in listening if worker.doing is not TrainerState.OVER]
+        listening = (one for one in self.job.workers.values() if one.daemon and one.admitted)
+        return [worker for worker in listening if worker.doing is not TrainerState.OVER or worker.left]
 
     def _hear(self, worker: SimWorker, book: OrderBook) -> None:
         orders = book.orders(worker.id)
+        if worker.left and worker.daemon and are_newer(orders, worker.orders):
+            worker.orders = orders
+            self._command_the_rest(worker, orders)
+            return
         if not are_newer(orders, worker.orders) or not worker.alive or not worker.daemon:
             return
         self.job.checks.heard(worker, orders, book.record)
@@ -181,6 +186,13 @@ class SimDaemons:
             self.job.after(late, self._reach, worker, orders, before)
         else:
             self._reach(worker, orders, before)
+
+    def _command_the_rest(self, worker: SimWorker, orders: Orders) -> None:
+        """What is left of a worker copies what it has, or is needed no more."""
+        if orders.save is not None and orders.save.limbs:
+            self.job.savings.copy_rest(worker, orders)
+        elif orders.verdict is not Verdict.STAY:
+            worker.left = ()
 
     def _reach(self, worker: SimWorker, orders: Orders, before: Orders | None) -> None:
         """Let the trainer hear of orders."""

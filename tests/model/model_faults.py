@@ -134,6 +134,18 @@ def draw_limbs(source: random.Random) -> list[Planned]:
     return [Planned(source.choice(kinds), source.choice(moments), source.randint(1, 12)) for _ in range(count)]
 
 
+def draw_remnants(source: random.Random, within_s: float) -> list[Planned]:
+    """Draw deaths of several workers at about the same time, and what comes together with them."""
+    deaths = (SimFault.KILL, SimFault.KILL, SimFault.KILL, SimFault.LOSE_LIMB)
+    kinds = [source.choice(deaths) for _ in range(source.choice((2, 2, 3, 4)))]
+    kinds += source.sample((*AROUND, SimFault.VANISH, SimFault.RENEW_DAEMON), source.choice((0, 0, 1, 2)))
+    if source.random() < 0.4:
+        at, spread = source.random() * within_s, source.choice((0.005, 0.02, 0.1))
+        return [Planned(kind, at + spread * source.random()) for kind in kinds]
+    moment, count = source.choice((*ANYWHERE, Moment.FORMING, Moment.COPYING)), source.randint(1, 20)
+    return [Planned(kind, moment, count) for kind in kinds]
+
+
 def draw_saved(source: random.Random) -> list[Planned]:
     """Draw faults that strike while a job is saved."""
     kinds = (

@@ -14,6 +14,8 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from edl.core.worker import limb_statuses, limb_votes
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.limb_votes import ELSEWHERE, NO_ORDERS, Occasion
@@ -52,7 +54,8 @@ from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import ENDING, TrainerState
 from edl.protocol.assignment import Orders
 from edl.protocol.checkpoint_record import Save
-from edl.protocol.leader_messages import Phase
+from edl.protocol.leader_messages import Observation, Phase
+from edl.protocol.tally import HELD, LimbSeen
 from edl.protocol.trainer_messages import TrainerStatus
 from tests.model.model_checkpoints import COPY_FAILS, UPDATES
 from tests.model.model_rings import STEP_S
@@ -66,6 +69,7 @@ TOLD_S: Final = 0.003  # at most, between the words of two limbs to their daemon
 HEARD_S: Final = 0.008  # at most, between the moments at which two limbs hear the same orders
 SEEN_S: Final = 0.005  # at most, from a limb's death until its daemon sees it
 ENDED_S: Final = 0.05  # by then the others have ended, too
+HOLDS: Final = 0.9  # so often a daemon holds the processes that are left of a worker
 
 
 class LimbedMachine(WorkerMachine):
@@ -442,10 +446,32 @@ class LimbedWorker(SimWorker):
         self._job.after(SEEN_S * self._source.random(), self._end_with, dead)
         self._job.after(ENDED_S, self._is_ended, dead)
 
+    def hold_rest(self) -> None:
+        if self._job.remnants and not any(limb.told.over for limb in self.limbs) and self._source.random() < HOLDS:
+            self.left = tuple(sorted(limb.number for limb in self._some()))
+
+    def observation(self, step_time_s: float) -> Observation:
+        seen = super().observation(step_time_s)
+        if not self.left:
+            return seen
+        states = (HELD if limb.number in self.left else "gone" for limb in self.limbs)
+        return msgspec.structs.replace(seen, limbs=tuple(LimbSeen(1, state, self.step) for state in states))
+
+    def copies_of_rest(self, orders: Orders) -> str:
+        """Let held limbs hear that they are to copy what they have. Return why they cannot; empty: they copy."""
+        save = orders.save
+        assert save is not None
+        for number in save.limbs:
+            limb = self.limbs[number]
+            if not any(isinstance(one, TakeCopy) for one in limb.handle(OrdersHeard(orders))):
+                return limb.machine.copying.copied.failure or "it does not answer"
+        return ""
+
     def _end_with(self, dead: SimLimb) -> None:
         dead.gone = True
         if self.alive and limb_statuses.ends_worker(dead.told, others=True):
             self._job.faults.die(self)
+            self.hold_rest()
             self.observed.died(KILLED)
             self._job.daemons.stir(self)
 

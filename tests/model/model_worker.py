@@ -58,6 +58,7 @@ class SimWorker:
         "host",
         "id",
         "leases",
+        "left",
         "lost_state",
         "machine",
         "met",
@@ -120,6 +121,7 @@ class SimWorker:
         self.sent: Observation | None = None
         self.report_due = False
         self.deaf_until = 0.0
+        self.left: tuple[int, ...] = ()  # its limbs that live and are held, as it has died
 
     # ------------------------------------------------------------------------------------------------ its trainer
 
@@ -257,6 +259,13 @@ class SimWorker:
 
     def lose_limb(self) -> None:
         """Lose one of several processes."""
+
+    def hold_rest(self) -> None:
+        """Its trainer has died: let the daemon hold what is left of it."""
+
+    def copies_of_rest(self, orders: Orders) -> str:
+        """Let what is left of the worker copy what it has; return why it cannot."""
+        return "it is a single process"
 
     def present(self) -> None:
         """Let the trainer greet another daemon. A trainer that is dead greets none: the daemon knows its step only."""

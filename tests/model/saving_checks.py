@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
+from edl.core.checkpoint.remnants import whole_worker
 from edl.core.job.leader_inputs import Tell
 from edl.facts import CheckpointFailed
 from edl.protocol.checkpoint_record import Save, Saving
 from edl.protocol.data_nouns import ITEMS, LedgerSnapshot
-from edl.protocol.record import Record
+from edl.protocol.record import JobState, Record
 from tests.model.model_faults import SimFault
 from tests.model.model_rings import Sample
 from tests.model.model_stream import SimStream
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tests.model.simulation import SimJob
 
 AS_MEANT: Final = ("the job is over", "the switch to", "the data ends", "the script of")
+NONE_HAS_IT: Final = "no worker is left that has the model's state"
 OF_SCRIPTS: Final = "of the script, at step "
 BOUND_S: Final = 5.0  # for its parts, and three tries to publish it
 
@@ -36,15 +38,22 @@ class SavingChecks:
 
     def copies(self, copy: Copy) -> None:
         save = copy.save
+        told = self._told.get(save.number)
+        if save.limbs:
+            if told is None or (copy.worker, save.limbs) not in [(one.worker, one.limbs) for one in told.remnants]:
+                self._violated(f"{copy.worker} copies what is left of it, {save.limbs}, and on record is {told}")
+            return
         if (copy.generation, copy.step) != (save.generation, save.after_step):
             where = f"after step {copy.step} in ring {copy.generation}"
             self._violated(f"{copy.worker} copies {where} what was to be of {save.after_step} in {save.generation}")
-        told = self._told.get(save.number)
         if told is None or told.roster[save.part] != copy.worker or len(told.roster) != save.parts:
             self._violated(f"{copy.worker} copies part {save.part} of {save.parts}, and on record is {told}")
 
     def published(self, saving: Saving) -> None:
         store = self._job.savings.store
+        if saving.remnants:
+            self._is_whole(saving)
+            return
         parts = [store.parts.get((saving.path, rank)) for rank in range(len(saving.roster))]
         present = [part for part in parts if part is not None]
         if len(present) < len(parts):
@@ -63,7 +72,22 @@ class SavingChecks:
             self._violated(f"two checkpoints lie in {saving.path}")
         self._has_its_ledger(saving)
 
+    def _is_whole(self, saving: Saving) -> None:
+        """Check that what remnants have saved is all of one worker, each place of it once, and of one model."""
+        parts = [self._job.savings.store.parts.get((saving.path, limb)) for limb in range(self._job.processes)]
+        places = sorted(limb for one in saving.remnants for limb in one.limbs)
+        if None in parts or places != list(range(self._job.processes)):
+            self._violated(f"checkpoint {saving.number} is of {saving.remnants}, and its parts are {parts}")
+        learned = self._job.checks.training.learned_by(saving.after_step)
+        if {part.model.learned for part in parts if part is not None} != {learned}:
+            self._violated(f"checkpoint {saving.number} of remnants has another model than that of its step: {parts}")
+        self._has_its_ledger(saving)
+
     def durable(self, before: Record, record: Record) -> None:
+        gives_up = record.state is JobState.FAILED is not before.state and record.reason.startswith(NONE_HAS_IT)
+        whole = whole_worker(before.remnants, self._job.processes) if gives_up else ()
+        if whole and (before.saved is None or whole[0].step > before.saved.step):
+            self._violated(f"the job ends, and what is left of its workers holds step {whole[0].step}: {whole}")
         if record.saving is not None and self._job.now > self._bound(record.saving.number):
             self._job.checks.violated("I12", f"saving {record.saving.number} is neither durable nor given up")
         if record.save_requests != before.save_requests:
@@ -122,7 +146,12 @@ class SavingChecks:
             self._violated(f"saving {saving.number} is announced, after {before.saves} others")
         if any(one.path == saving.path for one in self._told.values()):
             self._violated(f"{saving.path} is used twice")
-        if saving.roster != record.roster or saving.generation != record.generation:
+        if saving.remnants:
+            whole = (self._job.workers[member.identity.id] for member in record.members)
+            able = [one for one in whole if one.alive and not one.stalled]
+            if having := [one.id for one in able if one.step >= saving.after_step > 0]:
+                self._violated(f"remnants save step {saving.after_step}, and {having} have it")
+        elif saving.roster != record.roster or saving.generation != record.generation:
             self._violated(f"saving {saving.number} is of {saving.roster}, and ring {record.generation} trains")
         self._told[saving.number] = saving
         self.begun_at[saving.number] = self._job.now

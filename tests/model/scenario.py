@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from typing import TypedDict, Unpack
 
 import msgspec
 
@@ -20,6 +21,7 @@ from tests.model.model_faults import (
     draw,
     draw_beside,
     draw_limbs,
+    draw_remnants,
     draw_saved,
     draw_sending,
     draw_strays,
@@ -44,25 +46,26 @@ STARTS = 0.9  # of those times something starts workers elsewhere
 SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
 
 
-def scenario(
-    seed: int,
-    job_class: type[SimJob] = SimJob,
-    *,
-    in_line: bool = False,
-    saves: bool | None = None,
-    sends_large: bool = False,
-    streams: bool = False,
-    limbs: bool = False,
-) -> SimJob:
-    """The job of `seed`, with its faults planned. Run it; it raises Violation if an invariant breaks.
+class JobKind(TypedDict, total=False):
+    """The kind of job that a seed tells of."""
 
-    `in_line`: no ring is formed beside another, nor is it saved. `saves`: whether it is, where that is not drawn.
-    `sends_large`: newcomers join, and get their states beside several steps; of what is drawn else, faults remain.
-    `streams`: what it trains on has no length. `limbs`: each worker is several processes.
-    """
+    in_line: bool  # no ring is formed beside another, nor is it saved
+    saves: bool | None  # whether it is saved; None: that is drawn
+    sends_large: bool  # newcomers join, and get their states beside several steps; of what is drawn else, faults remain
+    streams: bool  # what it trains on has no length
+    limbs: bool  # each worker is several processes
+    remnants: bool  # so it is, and workers lose different processes at about the same time
+
+
+def scenario(seed: int, job_class: type[SimJob] = SimJob, **kind: Unpack[JobKind]) -> SimJob:
+    """The job of `seed`, with its faults planned. Run it; it raises Violation if an invariant breaks."""
+    saves, in_line, sends_large = kind.get("saves"), kind.get("in_line", False), kind.get("sends_large", False)
+    remnants = kind.get("remnants", False)
+    limbs = remnants or kind.get("limbs", False)
     source = random.Random(f"scenario {seed}")
     (size,) = source.choices((0, 1, 2), (SMALL, MIDDLE, BIG))
     workers = source.randint(*((1, 3), (2, 5), (5, 10))[size])
+    workers = min(max(2, workers), 4) if remnants else workers
     batch = source.randint(1, 4)
     steps = source.randint(*((1, 60), (60, 250), (100, 300))[size])
     epochs = source.randint(1, 3)
@@ -75,13 +78,13 @@ def scenario(
     )
     if spec.whole_epochs and not spec.by_sample:
         spec = msgspec.structs.replace(spec, open_ended=random.Random(f"end {seed}").random() < 0.5)
-    items, spec = spec.total, of_stream(spec, random.Random(f"stream {seed}")) if streams else spec
+    items, spec = spec.total, of_stream(spec, random.Random(f"stream {seed}")) if kind.get("streams") else spec
     minimum, maximum = source.choice((1, 1, 1, min(2, workers))), source.choice((0, 0, workers + 2))
     own_data = not sends_large and random.Random(f"own data {seed}").random() < OWN_DATA
     beside = random.Random(f"beside {seed}")
     sending = random.Random(f"sending {seed}")
     saving = random.Random(f"saving {seed}")
-    is_saved = saving.random() < ((0.0 if in_line else SAVES) if saves is None else saves)
+    is_saved = saving.random() < ((0.0 if in_line else SAVES) if saves is None else saves) or remnants
     job = job_class(
         None if own_data else spec,
         seed=seed,
@@ -96,6 +99,7 @@ def scenario(
         items=items,
         checkpointing=_checkpointing(saving, seed) if is_saved else None,
         processes=random.Random(f"processes {seed}").choice((2, 3)) if limbs else 1,
+        remnants=remnants,
         batching=Batching() if spec.by_sample or own_data else _batching(random.Random(f"batches {seed}")),
     )
     if sends_large:
@@ -105,38 +109,55 @@ def scenario(
     job.plan(with_witnesses(draw(source, source.choice((1, 2, 2, 3, 3, 4, 6, 9)) * (1 + size), within_s), witnessed))
     if source.random() < 0.3:
         job.after(0.3 * within_s, job.requests.demand, source.randint(minimum, maximum or 4))
-    cut = random.Random(f"cut off {seed}")
-    if cut.random() < CUT_OFF:
-        moments = (Moment.READY, Moment.SWITCHING, Moment.ENTERING, Moment.STEPPING, Moment.BOOTING)
-        job.plan(
-            [Planned(SimFault.CUT_OFF, cut.choice(moments), cut.randint(1, 4)) for _ in range(cut.choice((1, 1, 2)))]
-        )
+    job.plan(_cut_off(random.Random(f"cut off {seed}")))
     if not in_line:
         job.next_rings.refuse = REFUSE
         job.plan(with_witnesses(draw_beside(beside), witnessed))
         job.plan(with_witnesses(draw_sending(sending), witnessed))
     if is_saved:
         job.plan(with_witnesses(draw_saved(saving), witnessed))
-        for number in range(saving.choice((0, 1, 1, 3))):
-            job.after(saving.random() * within_s, job.requests.ask_checkpoint, f"r{number}")
+        _ask_for_checkpoints(job, saving, within_s)
     wishing = random.Random(f"wishing {seed}")
     if is_saved and wishing.random() < WISHES:
         job.savings.wishes = {wishing.randint(1, steps): wishing.random() < 0.5 for _ in range(4)}
-    job.plan(
-        (draw_limbs(random.Random(f"limb faults {seed}")) if limbs else [])
-        + draw_strays(random.Random(f"strays {seed}"))
-    )
+    if limbs:
+        job.plan(_of_limbs(seed, within_s, remnants=remnants))
+    job.plan(draw_strays(random.Random(f"strays {seed}")))
+    _disturb(job, seed, within_s)
+    _evaluate(job, random.Random(f"evaluates {seed}"), within_s)
+    _move(job, random.Random(f"moving {seed}"), workers, within_s)
+    if not spec.by_sample and not own_data:
+        _batch_anew(job, seed, within_s)
+    return job
+
+
+def _cut_off(source: random.Random) -> list[Planned]:
+    """Draw, in few jobs, workers that can be part of no ring from some moment on."""
+    if source.random() >= CUT_OFF:
+        return []
+    moments = (Moment.READY, Moment.SWITCHING, Moment.ENTERING, Moment.STEPPING, Moment.BOOTING)
+    return [
+        Planned(SimFault.CUT_OFF, source.choice(moments), source.randint(1, 4)) for _ in range(source.choice((1, 1, 2)))
+    ]
+
+
+def _ask_for_checkpoints(job: SimJob, source: random.Random, within_s: float) -> None:
+    for number in range(source.choice((0, 1, 1, 3))):
+        job.after(source.random() * within_s, job.requests.ask_checkpoint, f"r{number}")
+
+
+def _disturb(job: SimJob, seed: int, within_s: float) -> None:
     away = random.Random(f"away {seed}")
     if away.random() < AWAY:
         job.plan([Planned(SimFault.AWAY, away.random() * within_s)])
     slow = random.Random(f"slow {seed}")
     if slow.random() < 0.2:
         job.after(slow.random() * within_s, job.requests.replace_one)
-    _evaluate(job, random.Random(f"evaluates {seed}"), within_s)
-    _move(job, random.Random(f"moving {seed}"), workers, within_s)
-    if not spec.by_sample and not own_data:
-        _batch_anew(job, seed, within_s)
-    return job
+
+
+def _of_limbs(seed: int, within_s: float, *, remnants: bool) -> list[Planned]:
+    deaths = draw_remnants(random.Random(f"remnants {seed}"), within_s) if remnants else []
+    return [*draw_limbs(random.Random(f"limb faults {seed}")), *deaths]
 
 
 def _evaluate(job: SimJob, source: random.Random, within_s: float) -> None:

@@ -100,11 +100,12 @@ class SimJob:
         items: int = 0,
         stream: SimStream | None = None,
         processes: int = 1,
+        remnants: bool = False,
     ) -> None:
         """`prepares`: how many of its workers can form a ring beside another; `sends`: state beside steps, likewise.
 
         `inherits`: it is the next life of a job. `spread`: it begins on two hosts, of which one may be left.
-        `processes`: of each worker.
+        `processes`: of each worker. `remnants`: daemons hold what is left of a worker that was killed.
         `items`: of a stream in one epoch; or the `stream` of the life before.
         """
         self.stream = stream or (SimStream(seed, items, spec.shards) if spec is not None and spec.shards else None)
@@ -113,6 +114,7 @@ class SimJob:
         self.random = random.Random(seed)
         self.senders = random.Random(f"senders {seed}")
         self.scripts = random.Random(f"scripts {seed}")
+        self.remnants = remnants
         self.processes, self.limb_source = processes, random.Random(f"limbs {seed}")
         self.state_bytes = self.senders.choice(STATE_BYTES)  # of what goes to newcomers over several steps
         self.now = 0.0

@@ -49,3 +49,9 @@ def test_no_invariant_breaks_whatever_goes_wrong(first: int) -> None:
 @pytest.mark.parametrize("seed", MENDED)
 def test_what_was_found_stays_mended(seed: int) -> None:
     scenario(seed, limbs=True).run()
+
+
+@pytest.mark.parametrize("first", BLOCKS)
+def test_no_invariant_breaks_where_workers_lose_different_processes(first: int) -> None:
+    for seed in range(first, min(first + BLOCK, SEEDS)):
+        scenario(seed, remnants=True).run()

@@ -16,6 +16,8 @@ import pytest
 from msgspec.structs import replace
 from mutants import Mutant, Patch, expect_noticed
 
+from edl.core.checkpoint import remnants
+from edl.core.checkpoint.remnants import Remnants
 from edl.core.worker import limb_statuses, limb_votes
 from edl.core.worker.limb_votes import Occasion, UpdateVote, heard
 from tests.model import SimJob, scenario
@@ -81,7 +83,7 @@ MUTANTS: dict[str, tuple[Mutant, set[str]]] = {
         {"I14"},
     ),
     "a copy is whole when one limb has taken its part": (
-        _part("_copied", lambda copies: max(copies, key=lambda one: one.number)),
+        _part("combined_copy", lambda copies: max(copies, key=lambda one: one.number)),
         {"I11"},
     ),
     "a worker leaves when all limbs were asked": (
@@ -102,3 +104,19 @@ MUTANTS: dict[str, tuple[Mutant, set[str]]] = {
 @pytest.mark.parametrize(("mutant", "names"), MUTANTS.values(), ids=MUTANTS)
 def test_a_wrong_rule_is_noticed(mutant: Mutant, names: set[str], monkeypatch: Patch) -> None:
     expect_noticed(mutant, limbed, names, SEEDS, monkeypatch)
+
+
+def _of_some_places(found, processes):
+    return next((whole for count in range(processes, 0, -1) if (whole := WHOLE_WORKER(found, count))), ())
+
+
+WHOLE_WORKER = remnants.whole_worker
+OF_REMNANTS: dict[str, Mutant] = {
+    "remnants of some places are a worker": lambda patch: patch.setattr(remnants, "whole_worker", _of_some_places),
+    "remnants save nothing": lambda patch: patch.setattr(Remnants, "follow", lambda self, short: False),
+}
+
+
+@pytest.mark.parametrize("mutant", OF_REMNANTS.values(), ids=OF_REMNANTS)
+def test_a_wrong_rule_of_remnants_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
+    expect_noticed(mutant, lambda seed: scenario(seed, remnants=True), {"I16"}, 4 * SEEDS, monkeypatch)

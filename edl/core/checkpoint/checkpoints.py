@@ -16,6 +16,9 @@ A job that is to go is saved as soon as it can be: of a step ahead while its mem
 beyond; where they stand (`step_speed.py`), of the step at which they do. What was announced for a later one, and is not
 come to, is given up for that.
 
+Where no worker is whole, what is left of several may save the job in the place of members
+(`edl.core.checkpoint.remnants`).
+
 At the end of a job a saving is given up; only a last one that was asked for is waited for, within bounds (I12).
 
 Owns: the saving on record, its times, and its events. Does not own: when one is due (`edl.core.checkpoint.due_times`),
@@ -39,7 +42,7 @@ from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_inputs import NOT_BEGUN, PublishingFailed, PublishSaving, Refuse, SavingPublished
 from edl.core.job.leader_state import WorkingState
-from edl.protocol.checkpoint_record import Cost, DurablePart, PartInfo, Saved, Saving, Why, path_of
+from edl.protocol.checkpoint_record import Cost, DurablePart, PartInfo, Remnant, Saved, Saving, Why, path_of
 from edl.protocol.leader_messages import AskCheckpoint
 from edl.protocol.record import OVER
 
@@ -125,9 +128,9 @@ class Checkpoints:
 
     @property
     def holds_end(self) -> bool:
-        """Tell whether the job's end waits for the last saving, which was asked for and may succeed. Within bounds."""
+        """Tell whether the job's end waits for the last saving, which may succeed. Within bounds."""
         saving = self._working.record.saving
-        return saving is not None and saving.why is Why.LAST
+        return saving is not None and saving.why in {Why.LAST, Why.REMNANTS}
 
     @property
     def interval(self) -> Interval | None:
@@ -187,22 +190,42 @@ class Checkpoints:
         if step is None:
             self._look_again()
             return
-        record, number = working.record, working.record.saves + 1
-        saving = Saving(
+        self._announce(self._saving(why, step, working.record.roster, stands=stands is True))
+
+    def begin_by(self, remnants: tuple[Remnant, ...]) -> None:
+        """Announce a saving by what is left of workers, in place of members."""
+        workers = tuple(one.worker for one in remnants)
+        saving = self._saving(Why.REMNANTS, remnants[0].step, workers, stands=True)
+        self._announce(msgspec.structs.replace(saving, remnants=remnants))
+
+    def lose_remnant(self, reason: str) -> None:
+        """Give up the saving by remnants, as one of them is gone, unless all its parts are durable."""
+        saving = self._working.record.saving
+        if saving is not None and not saving.complete:
+            self._give_up(reason)
+
+    def _saving(self, why: Why, step: int, roster: tuple[str, ...], *, stands: bool) -> Saving:
+        record, number = self._working.record, self._working.record.saves + 1
+        return Saving(
             number=number,
             why=why,
             generation=record.generation,
             after_step=step,
-            roster=record.roster,
+            roster=roster,
             path=path_of(record.job_policy.checkpointing, record.job, number, step),
-            ledger=working.ledgers.projected(step),
-            stands=stands is True,
+            ledger=self._working.ledgers.projected(step),
+            stands=stands,
         )
-        working.change(saving=saving, saves=number)
+
+    def _announce(self, saving: Saving) -> None:
+        working = self._working
+        working.change(saving=saving, saves=saving.number)
         if working.is_seen:
-            self._pace.begin(record.generation, working.newest())
+            self._pace.begin(saving.generation, working.newest())
         self._look(saving, since=working.now)
-        working.tell(facts.CheckpointBegun(number=number, why=why.value, path=saving.path), step)
+        working.tell(
+            facts.CheckpointBegun(number=saving.number, why=saving.why.value, path=saving.path), saving.after_step
+        )
 
     @property
     def members_stand(self) -> bool | None:

@@ -34,6 +34,9 @@ class SavingVerdict:
 
 
 def why_not(now: SavingVerdict) -> str:
+    if now.saving.remnants:  # they are no members, and nothing of them changes any more
+        failed = (_failure_of(worker, now) for worker in now.saving.roster)
+        return next(filter(None, failed), "")
     return _overtaken(now) or next(_lacking(now), "")
 
 
@@ -55,10 +58,15 @@ def _lacking(now: SavingVerdict) -> Iterator[str]:
             yield why
 
 
+def _failure_of(worker: str, now: SavingVerdict) -> str:
+    failure = now.seen.save_failed(worker, now.saving.number)
+    return f"{worker} has no part to give: {failure}" if failure else ""
+
+
 def _no_part_of(worker: str, now: SavingVerdict) -> str:
     saving, seen = now.saving, now.seen.observation(worker)
-    if failure := now.seen.save_failed(worker, saving.number):
-        return f"{worker} has no part to give: {failure}"
+    if failure := _failure_of(worker, now):
+        return failure
     if worker not in now.members:
         return f"{worker} was gone before its part was durable"
     if now.members[worker].state is WorkerState.DONE:  # a daemon tells of the end once the part is stored

@@ -23,6 +23,7 @@ from edl import facts
 from edl.core.checkpoint.checkpoints import Checkpoints
 from edl.core.checkpoint.due_times import Interval
 from edl.core.checkpoint.preemption import Preempting
+from edl.core.checkpoint.remnants import Remnants
 from edl.core.data.lease_grants import LeaseGrants
 from edl.core.data.sample_ledger import Ledger
 from edl.core.driver import horovod_counts
@@ -120,6 +121,7 @@ class JobMachine:
             self._working, self._sizing, self._leasing, self._fitness, lead_times, deadlines
         )
         self._checkpoints = Checkpoints(self._working, self._leasing, lead_times, deadlines)
+        self._remnants = Remnants(self._working, self._checkpoints, deadlines.moments_s)
         self._preempting = Preempting(self._working, self._checkpoints, lead_times)
         self._migrating = MigrationAnswers(self._working, self._sizing, deadlines.boot_s)
         self._ending = JobEnd(self._working, deadlines.boot_s)
@@ -181,6 +183,7 @@ class JobMachine:
                 pass
         timed = now >= self._waits.until or self._switching.is_due() or self._ending.is_due()
         timed = timed or self._checkpoints.is_due() or self._preempting.is_due() or self._migrating.is_due()
+        timed = timed or self._remnants.is_due()
         self._unseen = self._unseen or news or timed
         if self._unseen and not more:
             self._unseen = False
@@ -208,6 +211,9 @@ class JobMachine:
         for member in self.record.members:
             if member.identity.id not in happened.alive and member.state is not WorkerState.DONE:
                 self._miss(member.identity.id, "its daemon had no session when a new leader took over")
+        for remnant in self.record.held:
+            if remnant.worker not in happened.alive:
+                self._remnants.lose(remnant.worker)
         self._fitness.take_over()
 
     def _on_registered(self, happened: Register) -> None:
@@ -289,6 +295,7 @@ class JobMachine:
         match happened:
             case Vanished():
                 self._miss(happened.worker, happened.reason)
+                self._remnants.lose(happened.worker)
             case NotListening():
                 for identity in [one for one in self.silent if one in happened.daemons]:
                     self._miss(identity.id, NOT_LISTENING)
@@ -300,7 +307,7 @@ class JobMachine:
         if self.record.state in OVER:
             return False
         if member is None:
-            return self._on_stranger(worker)
+            return self._remnants.hear(worker, observation) or self._on_stranger(worker)
         if last is not None and overtaken(observation, last):
             self._working.commands.append(Refuse("older than the last report", stale="generation"))
             return False
@@ -394,6 +401,7 @@ class JobMachine:
             self._working.end(JobState.FAILED, f"worker {worker}: {observation.reason}", FailedBy.REFUSAL)
         else:
             self._lose(worker, observation.reason, LossCause.DIED if observation.reason == DIED else LossCause.SCRIPT)
+            self._remnants.note(worker, observation)
 
     def _heed_divergence(self, found: Divergence) -> None:
         """Act once on a divergence (I15): each member of the ring reports it, and later leaders hear of it too."""
@@ -429,6 +437,10 @@ class JobMachine:
         """Follow conditions of all members together, after any input that may change them; harmless twice."""
         if self.record.state in OVER:
             return
+        if self._remnants.follow(short=bool(self._switching.shortage)):
+            self._checkpoints.follow()
+            if self.record.saving is not None:
+                return
         self._expel()
         if self.record.state in OVER:
             return

@@ -26,7 +26,7 @@ from edl.core.job.observations import Observations
 from edl.core.worker.divergence_finder import Consequence
 from edl.core.worker.divergence_words import causes, told
 from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted, WorkerCorrupted, WorkersDiverged
-from edl.protocol.checkpoint_record import Cost, Preemption, Resumed, Saved, SaveRequest, Saving, SavingFailure
+from edl.protocol.checkpoint_record import Cost, Preemption, Remnant, Resumed, Saved, SaveRequest, Saving, SavingFailure
 from edl.protocol.data_nouns import LedgerSnapshot
 from edl.protocol.divergence_report import Divergence, EndState
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
@@ -98,6 +98,7 @@ class OtherChanges(TypedDict, total=False):
     save_costs: tuple[Cost, ...]
     save_failure: SavingFailure | None
     losses: int
+    remnants: tuple[Remnant, ...]
     save_requests: tuple[SaveRequest, ...]
     save_wanted: int
     preemption: Preemption | None

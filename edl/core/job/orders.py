@@ -16,7 +16,7 @@ from edl.core.job.local_ranks import Ranks, ranks_of
 from edl.core.switch.address_exchange import partners
 from edl.core.switch.next_generation import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
-from edl.protocol.checkpoint_record import Hold, Origin, Save, Why
+from edl.protocol.checkpoint_record import Hold, Origin, Remnant, Save, Why
 from edl.protocol.data_nouns import ITEMS, Lease, LedgerSnapshot, ShardPart
 from edl.protocol.record import OVER, JobState, Record, WorkerState
 from edl.protocol.ring_places import Peer, Place
@@ -91,6 +91,8 @@ class OrderBook:
         return Verdict.LEAVE, "", plan.after_step or 0
 
     def _verdict_on_a_stranger(self, worker: str) -> tuple[Verdict, str, int]:
+        if worker in self._remnants:  # they may be all that is left of the model
+            return Verdict.STAY, "", 0
         reason = next((gone.reason for gone in self.record.gone if gone.worker == worker), None)
         if reason == "":
             return Verdict.LEAVE, "", 0
@@ -142,8 +144,15 @@ class OrderBook:
         saving, part = self.record.saving, self._parts.get(worker)
         if saving is None or part is None or saving.complete:
             return None
+        if saving.remnants:
+            part, parts, limbs = 0, 1, self._remnants[worker].limbs
+            return Save(saving.number, saving.generation, saving.after_step, part, parts, saving.path, True, limbs)
         parts = len(saving.roster)
         return Save(saving.number, saving.generation, saving.after_step, part, parts, saving.path, saving.stands)
+
+    @cached_property
+    def _remnants(self) -> dict[str, Remnant]:
+        return {one.worker: one for one in self.record.held}
 
     @cached_property
     def _hold(self) -> Hold | None:

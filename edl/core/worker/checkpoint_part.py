@@ -6,7 +6,7 @@ that comes late costs a checkpoint, never a mini-batch: the leader announces ano
 
 Where a job is to go and its members make no steps (an evaluation, a pipeline that waits, a long step), a saving is of
 the step at which they *stand*. What each has is still that of this step until its next update begins, so it is copied
-then and there.
+then and there. So it is where what is left of several workers is to save the job, whatever they were about.
 
 Owns: which saving this worker is through with, and what its script has asked for. Does not own: when a job is saved
 (`edl.core.checkpoint`), nor copying: a shell does that beside the next mini-batch, before its update.
@@ -21,6 +21,7 @@ from edl.protocol.trainer_messages import CopiedPart
 
 LATE = "the word came after its step"
 ELSEWHERE = "its ring was over before that step"
+LACKING = "what is left of it has not the state of that step"
 
 
 class CheckpointPart:
@@ -43,7 +44,15 @@ class CheckpointPart:
 
         `between`: the worker is at the end of that mini-batch, and has begun no other. `works`: it has.
         """
-        if save is None or save.number <= self.newest or generation < save.generation:
+        if save is None or save.number <= self.newest:
+            return []
+        if save.limbs:  # nothing of it changes any more, whichever ring it was about to enter
+            has_it = works and step == save.after_step
+            return self._copy(save, beside=True) if has_it else self._miss(save.number, LACKING)
+        return self._heed_in_ring(save, generation, step, between=between, works=works)
+
+    def _heed_in_ring(self, save: Save, generation: int, step: int, *, between: bool, works: bool) -> list[Command]:
+        if generation < save.generation:
             return []
         if generation > save.generation:
             return self._miss(save.number, ELSEWHERE)
@@ -53,8 +62,11 @@ class CheckpointPart:
             return []
         if works and not save.stands:
             return self._miss(save.number, LATE)
+        return self._copy(save, beside=works)
+
+    def _copy(self, save: Save, *, beside: bool) -> list[Command]:
         self.newest = save.number
-        return [TakeCopy(save, beside=works)]
+        return [TakeCopy(save, beside=beside)]
 
     def take(self, happened: CopyTaken | CopyFailed) -> list[Command]:
         """Report the outcome of a copy, unless another saving has followed."""

@@ -54,7 +54,7 @@ def combined(statuses: Sequence[TrainerStatus]) -> TrainerStatus:
         foreign=any(one.foreign for one in statuses),
         void=newest_void,
         whereabouts=next((one.whereabouts for one in statuses if one.whereabouts is not None), None),
-        copied=_copied([one.copied for one in statuses]),
+        copied=combined_copy([one.copied for one in statuses]),
         figures=first.figures,
         heard_going=all(one.heard_going for one in statuses),
     )
@@ -84,7 +84,7 @@ def _marked(statuses: Sequence[TrainerStatus]) -> tuple[int, int]:
     return number, max(one.marked[1] for one in statuses if one.marked[0] == number)
 
 
-def _copied(copies: Sequence[CopiedPart]) -> CopiedPart:
+def combined_copy(copies: Sequence[CopiedPart]) -> CopiedPart:
     """Return the copy of the worker: those of all limbs together. One that a limb has not is none."""
     least = min(copies, key=lambda one: one.number)
     if any(one.number != least.number for one in copies):

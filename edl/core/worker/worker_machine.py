@@ -355,8 +355,9 @@ class WorkerMachine:
         if orders.verdict is Verdict.STOP or not self.generation:
             return []
         between = looks and self.state is TrainerState.BETWEEN
-        has_its_state = self.void is None and not self.awaits_state and not self.models_may_differ
-        works = self.state is TrainerState.TRAINING and has_its_state
+        left = orders.save is not None and bool(orders.save.limbs)  # others of its worker's processes are dead
+        rests = left or (self.state is TrainerState.TRAINING and self.void is None)
+        works = rests and self.has_state and not self.awaits_state and not self.models_may_differ
         return self.copying.heed(orders.save, self.generation, self.count.step, between=between, works=works)
 
     def _abort(self, orders: Orders) -> list[Command]:

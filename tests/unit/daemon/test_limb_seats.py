@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from edl.core.worker.next_move import NEVER
 from edl.daemon.limb_seats import LimbSeat, LimbSeats
-from edl.host.host_processes import wait_exit
+from edl.host.host_processes import halted, holding_mark, wait_exit
 from edl.protocol import trainer_messages as say
 from edl.protocol.leader_messages import Phase, ScriptPlace
 from edl.transport.shared_page import SharedPage
@@ -33,7 +34,7 @@ class Trainer:
         self.pages = [SharedPage.create(one / "page") for one in self.folders]
         self.exited: list[LimbSeat] = []
         self.seen = asyncio.Event()
-        self.seats = LimbSeats(2, self.processes[0].pid, self.folders[0], self.exit)
+        self.seats = LimbSeats(2, self.processes[0].pid, self.folders[0], self.exit, folder / "meeting")
         self.sent: list[list[Any]] = [[], []]
         self.connections: list[Any] = [
             SimpleNamespace(pid=process.pid, send=sent.append)
@@ -105,7 +106,7 @@ def test_the_death_of_one_is_the_death_of_all(trainer: Trainer) -> None:
         await asyncio.wait_for(trainer.seen.wait(), 20)
         (dead,) = trainer.exited
         assert dead.pid == trainer.processes[1].pid
-        assert trainer.seats.end_with(dead)
+        assert trainer.seats.end_with(dead, holds=False)
         await wait_exit(trainer.processes[0].pid)
         trainer.seats.close()
 
@@ -117,9 +118,9 @@ def test_the_good_end_of_one_leaves_the_others_to_theirs(trainer: Trainer) -> No
         trainer.greet(0)
         trainer.greet(1, msgspec.structs.replace(TRAINS, phase=Phase.DONE))
         seats = {one.pid: one for one in trainer.seats._seats.values()}
-        assert not trainer.seats.end_with(seats[trainer.processes[1].pid])
+        assert not trainer.seats.end_with(seats[trainer.processes[1].pid], holds=False)
         assert trainer.processes[0].poll() is None
-        assert trainer.seats.end_with(seats[trainer.processes[0].pid])
+        assert trainer.seats.end_with(seats[trainer.processes[0].pid], holds=False)
         trainer.seats.close()
 
     in_loop(act)
@@ -173,3 +174,60 @@ def test_a_process_alone_stands_where_it_says(tmp_path: Path) -> None:
     finally:
         sleeping.kill()
         sleeping.wait()
+
+
+async def _is(so: Callable[[], bool]) -> None:
+    """Wait until a signal has done its work."""
+    until = time.monotonic() + 20
+    while not so():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.01)
+
+
+def test_what_is_left_of_a_worker_is_held_copies_and_is_let_go(trainer: Trainer, tmp_path: Path) -> None:
+    async def act() -> None:
+        seats, mark, other = trainer.seats, holding_mark(tmp_path / "meeting"), trainer.processes[0]
+        seats.watch_first()
+        trainer.greet(0)
+        trainer.greet(1)
+        trainer.pages[0].count().step, trainer.pages[1].count().step = 8, 7
+        trainer.processes[1].kill()
+        await asyncio.wait_for(trainer.seen.wait(), 20)
+        assert seats.end_with(trainer.exited[0], holds=True)
+        assert [*seats.held] == [0]
+        assert [(one.state, one.step) for one in seats.seen()] == [("held", 8), ("gone", 7)]
+        await _is(lambda: bool(halted(other.pid)))
+        assert mark.exists()
+        order = say.GaveUp("in the place of orders")
+        assert not seats.copy_held(order, (0, 1))
+        await _is(lambda: bool(halted(other.pid)))
+        assert seats.copy_held(order, (0,))
+        assert trainer.sent[0] == [order]
+        await _is(lambda: not halted(other.pid))
+        copied = say.CopiedPart(3, ("about", "bytes"))
+        seats.take(trainer.connections[0], msgspec.structs.replace(TRAINS, copied=copied))
+        assert seats.status.copied.files == tuple(str(trainer.folders[0] / name) for name in copied.files)
+        seats.stop_held()
+        await _is(lambda: bool(halted(other.pid)))
+        seats.free_held()
+        await wait_exit(other.pid)
+        assert not mark.exists()
+        assert not seats.held
+        seats.close()
+
+    in_loop(act)
+
+
+def test_nothing_is_held_of_a_worker_whose_script_has_failed(trainer: Trainer) -> None:
+    async def act() -> None:
+        trainer.seats.watch_first()
+        trainer.greet(0)
+        trainer.greet(1, msgspec.structs.replace(TRAINS, phase=Phase.FAILED, reason="ValueError"))
+        trainer.processes[1].kill()
+        await asyncio.wait_for(trainer.seen.wait(), 20)
+        assert trainer.seats.end_with(trainer.exited[0], holds=True)
+        assert not trainer.seats.held
+        await wait_exit(trainer.processes[0].pid)
+        trainer.seats.close()
+
+    in_loop(act)

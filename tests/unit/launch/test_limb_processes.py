@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from edl.launch.child_worker import LimbProcesses
+from edl.launch.child_worker import NOTICED_S, LimbProcesses
+
+NO_MARK = Path("/nowhere/held")
 
 
 class Limb:
@@ -26,9 +30,9 @@ class Limb:
         self.signals.append(signum)
 
 
-def watched(count: int) -> tuple[list[Any], list[tuple[int, int]]]:
+def watched(count: int, mark: Path = NO_MARK) -> tuple[list[Any], list[tuple[int, int]]]:
     limbs: list[Any] = [Limb(100 + number) for number in range(count)]
-    worker, told = LimbProcesses(limbs), []
+    worker, told = LimbProcesses(limbs, mark), []
     worker.when_exited(lambda slot, code: told.append((slot, code)))
     assert (worker.slot, worker.pid, worker.pids) == (4, 100, [100 + number for number in range(count)])
     return limbs, told
@@ -43,10 +47,24 @@ def test_a_worker_has_ended_once_all_its_processes_have() -> None:
     assert not any(limb.signals for limb in limbs)
 
 
-def test_a_process_that_ends_badly_ends_the_others_and_its_status_is_the_worker_s() -> None:
+async def test_a_process_that_ends_badly_ends_the_others_and_its_status_is_the_worker_s() -> None:
     limbs, told = watched(3)
     limbs[0].end(4, 0)
     limbs[1].end(4, 3)
+    await asyncio.sleep(2 * NOTICED_S)
     assert limbs[2].signals == [signal.SIGKILL]
     limbs[2].end(4, -signal.SIGKILL)
     assert told == [(4, 3)]
+
+
+async def test_processes_that_the_daemon_holds_are_its_to_end(tmp_path: Path) -> None:
+    (mark := tmp_path / "held").touch()
+    limbs, told = watched(2, mark)
+    limbs[1].end(4, -signal.SIGKILL)
+    await asyncio.sleep(3 * NOTICED_S)
+    assert limbs[0].signals == []
+    mark.unlink()
+    await asyncio.sleep(2 * NOTICED_S)
+    assert limbs[0].signals == [signal.SIGKILL]
+    limbs[0].end(4, -signal.SIGKILL)
+    assert told == [(4, -signal.SIGKILL)]

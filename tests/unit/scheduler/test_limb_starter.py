@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from edl.cluster.queue.queue_entries import Submission, WorkerOrder, WorkerWish
+from edl.host.host_processes import holding_mark
 from edl.scheduler.worker_engine import Start
 
 TOLD = """
@@ -111,3 +112,28 @@ def test_limbs_die_with_what_has_started_them(limbs: list[Limbs], tmp_path: Path
     while any(map(lives, pids)):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_limbs_that_a_daemon_holds_are_its_to_end(limbs: list[Limbs], tmp_path: Path) -> None:
+    limbs.append(one := Limbs(tmp_path, WAIT))
+    first, second = one.pids()
+    os.kill(second, signal.SIGSTOP)
+    mark = holding_mark(tmp_path / "meeting")
+    mark.touch()
+    os.kill(first, signal.SIGKILL)
+    time.sleep(1)
+    assert lives(second)
+    mark.unlink()
+    assert one.process.wait(60) == 128 + signal.SIGKILL
+    assert not lives(second)
+
+
+def test_limbs_that_are_held_are_ended_where_the_worker_is_asked_to_end(limbs: list[Limbs], tmp_path: Path) -> None:
+    limbs.append(one := Limbs(tmp_path, WAIT))
+    first, second = one.pids()
+    os.kill(second, signal.SIGSTOP)
+    holding_mark(tmp_path / "meeting").touch()
+    os.kill(first, signal.SIGKILL)
+    os.kill(one.process.pid, signal.SIGTERM)
+    assert one.process.wait(10) == 128 + signal.SIGKILL
+    assert not lives(second)

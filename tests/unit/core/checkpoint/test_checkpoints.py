@@ -40,16 +40,24 @@ PART = PartInfo((FileInfo("part", 100, ""),), stall_ms=3.0)
 class Job:
     """Two workers that train."""
 
-    def __init__(self, spec: DataSpec = DATA, resumed: Resumed | None = None, **policy: Any) -> None:
+    processes = 1
+    workers: tuple[str, ...] = ("a", "b")
+
+    def __init__(
+        self, spec: DataSpec = DATA, resumed: Resumed | None = None, *, minimum: int = 1, **policy: Any
+    ) -> None:
         self.machine = JobMachine(new_record("j", 0.0), LEAD)
         self.now = 0.0
         self.last: dict[str, Observation] = {}
         checkpointing = Checkpointing(**{"folder": "/c", **policy})
-        for worker in ("a", "b"):
+        for worker in self.workers:
             identity = Identity(worker, "h", "h", 1, 1)
             policy_ = JobPolicy(checkpointing=checkpointing)
-            self.feed(Register(identity, 2, 1, 0, job_policy=policy_, resumed=resumed))
-        for worker in ("a", "b"):
+            which = Register(
+                identity, len(self.workers), minimum, 0, job_policy=policy_, resumed=resumed, processes=self.processes
+            )
+            self.feed(which)
+        for worker in self.workers:
             self.see(worker, phase=Phase.TRAINING, generation=1, data=spec)
 
     def feed(self, happened: Any) -> list[Any]:
