@@ -2,7 +2,8 @@
 
 Where one has died, the others are of no use to the job, unless the other workers lose processes, too: then what each
 worker has left may be needed together. So they are stopped at once (SIGSTOP), go on only to copy what they hold, and
-are killed when the job needs them no more. A file beside the one by which they met asks what has started them for time.
+are killed when the job needs them no more. A file beside the one by which they met, locked as long, asks what has
+started them for time.
 
 Owns: these, one status and one page of all, and holding or ending the other limbs where one has died. Does not own:
 which limb counts for which fact (`edl.core.worker.limb_statuses`), nor what the daemon does about it
@@ -12,6 +13,7 @@ which limb counts for which fact (`edl.core.worker.limb_statuses`), nor what the
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -69,6 +71,7 @@ class LimbSeats:
         """`meeting`: the file by which they have met."""
         self._processes = processes
         self._mark = None if meeting is None else holding_mark(meeting)
+        self._lock: int | None = None  # descriptor of that file, as long as processes are held
         self._on_exit = on_exit
         self._seats = {0: LimbSeat(pid, folder)}
         self._watches: list[Callable[[], object]] = []
@@ -148,7 +151,8 @@ class LimbSeats:
             seat.signal(signal.SIGSTOP)
         assert self._mark is not None
         with contextlib.suppress(OSError):
-            self._mark.touch(mode=0o600)
+            self._lock = os.open(self._mark, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     @property
     def held(self) -> dict[int, LimbSeat]:
@@ -182,7 +186,9 @@ class LimbSeats:
         for seat in self.held.values():
             seat.held = False
             seat.signal(signal.SIGKILL)
-        if self._mark is not None:
+        if self._lock is not None and self._mark is not None:
+            os.close(self._lock)
+            self._lock = None
             with contextlib.suppress(OSError):
                 self._mark.unlink(missing_ok=True)
 

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import fcntl
 import hashlib
 import logging
 import mmap
@@ -182,10 +183,22 @@ async def wait_exit(pid: int) -> None:
 
 
 def holding_mark(meeting: Path) -> Path:
-    """Return the file that is there as long as a daemon holds the processes that have met by `meeting`: what has
-    started them does not kill them then (`edl.scheduler.limb_starter` has the same name).
+    """Return the file that a daemon keeps locked as long as it holds the processes that have met by `meeting`: what has
+    started them does not kill them then (`edl.scheduler.limb_starter` has the same name and test).
     """
     return meeting.with_name(meeting.name + ".held")
+
+
+def is_locked(mark: Path) -> bool:
+    """Tell whether a process that lives keeps the file locked."""
+    try:
+        with mark.open("rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:

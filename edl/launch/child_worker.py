@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
-from edl.host.host_processes import watch_exit
+from edl.host.host_processes import is_locked, watch_exit
 from edl.launch.worker_output import LinePrefixer, LineTarget, Printer, Sink, ToldOnce, WorkerNumbers, forward_file
 
 NOTICED_S = 0.3  # by then a daemon that holds processes of its worker says so
@@ -137,7 +137,7 @@ class LimbProcesses:
     """The processes of one worker. The job knows it by the first."""
 
     def __init__(self, limbs: Sequence[Worker], mark: Path) -> None:
-        """`mark`: a file that is there as long as the daemon holds processes (`edl.daemon.limb_seats`)."""
+        """`mark`: a file that the daemon keeps locked as long as it holds processes (`edl.daemon.limb_seats`)."""
         self._mark = mark
         self.slot, self.pid = limbs[0].slot, limbs[0].pid
         self._limbs = list(limbs)
@@ -170,7 +170,7 @@ class LimbProcesses:
 
     def _end_soon(self, within_s: float) -> None:
         """Kill the others, which would wait for the one that has ended. Where the daemon holds them, it does."""
-        if self._running and not self._ends and within_s > 0 and (within_s == HELD_S or self._mark.exists()):
+        if self._running and not self._ends and within_s > 0 and (within_s == HELD_S or is_locked(self._mark)):
             asyncio.get_running_loop().call_later(NOTICED_S, self._end_soon, within_s - NOTICED_S)
         else:
             self.signal(signal.SIGKILL)

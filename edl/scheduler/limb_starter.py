@@ -4,12 +4,13 @@
 workers have several processes. It imports nothing of edl. SIGTERM reaches the limbs by itself, as they are in this
 process's group; they find each other by a file in the worker's folder.
 
-A daemon may hold the other limbs of one that was killed, as the job may need what they have: it says so by a file, and
-ends them itself. Such limbs are given a minute.
+A daemon may hold the other limbs of one that was killed, as the job may need what they have: it keeps a file
+locked meanwhile, and ends them itself. Such limbs are given a minute.
 
 Owns: that a bad end of one limb is that of all. Does not own: which devices they have (`edl.scheduler.agent_process`).
 """
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -48,9 +49,21 @@ def wait_while_held(limbs: list["subprocess.Popen[bytes]"], mark: str, asked: li
     """Wait until the limbs have ended, are not held, or are asked to end."""
     began = time.monotonic()
     while (waited := time.monotonic() - began) < HELD_S and not asked:
-        if all(limb.poll() is not None for limb in limbs) or (waited >= NOTICED_S and not os.path.exists(mark)):
+        if all(limb.poll() is not None for limb in limbs) or (waited >= NOTICED_S and not is_locked(mark)):
             return
         time.sleep(0.05)
+
+
+def is_locked(mark: str) -> bool:
+    """Tell whether a daemon that lives keeps the file locked."""
+    try:
+        with open(mark, "rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def end(limbs: list["subprocess.Popen[bytes]"], code: int) -> int:

@@ -35,7 +35,7 @@ from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.nccl_sums import Gpu
 from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
 from edl.torch.part_sums import TorchPartSums
-from edl.torch.sharded import averaged_by_fsdp, check_sharding, local_of
+from edl.torch.sharded import averaged_by_fsdp, check_sharding, is_sharded, local_of
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.torch_fingerprints import fingerprints, fingerprints_begun
 from edl.torch.torch_reducer import USUAL, Manner, Reducer
@@ -109,6 +109,7 @@ class TorchFramework:
         self._kept: list[UnlearnedState] = []
         self.unwrapped = TorchUnwrapped()
         self._witnessed: torch.Tensor | None = None
+        self._kept_parts: dict[tuple[int, str], torch.Tensor] = {}  # of sharded parameters, by model and name
         self._processes = 1  # of this worker
         self._trainer: StepPort | None = None
         self._apart = TorchApart(self, _tensor)
@@ -416,7 +417,7 @@ class TorchFramework:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         seen: set[int] = set()
         for number, model in enumerate(self._models):
-            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            for name, tensor in (*self._parameters(number, model), *model.named_buffers()):
                 seen.add(id(tensor))
                 yield (f"{number}.{name}" if len(self._models) > 1 else name), tensor
         for number, optimizer in enumerate(self._optimizers):
@@ -424,6 +425,14 @@ class TorchFramework:
                 for index, parameter in enumerate(group["params"]):
                     if id(parameter) not in seen:
                         yield f"optimizer.{number}.group.{group_number}.{index}", parameter
+
+    def _parameters(self, number: int, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name a model's parameters. FSDP2 gathers some for a pass: in their place, name the part that is kept here."""
+        for name, parameter in model.named_parameters():
+            if is_sharded(parameter):
+                self._kept_parts[number, name] = parameter
+            kept = self._kept_parts.get((number, name))
+            yield name, parameter if kept is None or kept.shape != parameter.shape else kept
 
     def buffers(self) -> set[int]:
         return {id(buffer) for model in self._models for buffer in model.buffers()}

@@ -165,7 +165,7 @@ class SnapshotWriter:
             self.finish()
             self._updates = step
 
-    def note_void(self) -> None:
+    def note_no_update(self) -> None:
         self._updates = NONE
 
     def finish(self) -> None:

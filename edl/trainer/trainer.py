@@ -530,7 +530,7 @@ class Trainer:
     def before_update(self) -> None:
         # A state may be under way beside this mini-batch, from here or to here. Then the update is made: it counts.
         self._shell.before_update()
-        self._shell.vote()
+        self._shell.vote(updates=True)
         self._shell.settle_step()
 
     def await_state(self) -> None:

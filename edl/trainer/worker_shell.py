@@ -252,16 +252,20 @@ class WorkerShell:
         if self._settled != self.machine.step:
             self.void(error, keep=False)
 
-    def vote(self) -> None:
+    def vote(self, *, updates: bool = False) -> None:
         """Agree with the other processes of this worker, before an update: a mini-batch that is void on one of them is
-        void on all. Raises JobFailed where one has ended.
+        void on all. Raises JobFailed where one has ended. `updates`: the update follows at once.
         """
         if self.limbs is None:
             return
         machine, newest = self.machine, self.link.newest
         look = machine.step + 1 >= self.link.page.attention_step
         look = look or (newest is not None and are_newer(newest, machine.orders))
+        if updates:
+            self.copier.note_no_update()  # while the others are awaited: where one has died, what is here may be needed
         self._vote = self.limbs.vote(void=machine.void is not None, look=look)
+        if updates and not self._vote.void:
+            self.copier.before_update(machine.step)
         if self._vote.void and machine.void is None:
             self.void(RingBroken(ELSEWHERE), keep=True)
         if self._vote.void:
@@ -310,7 +314,7 @@ class WorkerShell:
     def end_uncommitted_batch(self) -> None:
         """One that was void, unless a peer has applied it; or a rehearsal. Comes back in the next ring."""
         self._change.begin()
-        self.copier.note_void()
+        self.copier.note_no_update()
         self.begin_again()
         self.hear(BatchEnded())
 

@@ -290,6 +290,6 @@ def _is_time(plan: Plan, record: Record, members: dict[str, Member], seen: Obser
     """Tell whether the plan's members should be on their way: the previous ring has done its part, or never will."""
     if plan.after_step is None or not record.generation:
         return True
-    if any(worker not in members for worker in record.roster):
+    if any(worker not in members or seen.breaks(worker, record.generation) for worker in record.roster):
         return True
     return seen.newest_step(plan.roster)[0] >= plan.after_step

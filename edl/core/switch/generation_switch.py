@@ -112,7 +112,7 @@ class GenerationSwitch:
         ended = working.record.finals
         # As a member of the ring before was lost, the others may make anew a step that one has ended with. If none was,
         # a script has left something out.
-        finals = up_to(ended, step) if working.record.unended else ended
+        finals = up_to(ended, step) if working.record.unended or self._has_lost_on_the_way() else ended
         alone = [worker for one in ended if one not in finals for worker in one.workers]
         if old and step > working.record.began_step:
             trials = msgspec.structs.replace(trials, proven=old)
@@ -135,6 +135,12 @@ class GenerationSwitch:
             self._sizing.settle()
         else:
             self._tell_scaled(plan, old, forced=plan.after_step is None or step < plan.after_step)
+
+    def _has_lost_on_the_way(self) -> bool:
+        """Tell whether a member of a ring that was given up was lost: it may have trained there without a word."""
+        superseded = self._working.record.superseded
+        gone = (self._working.gone(worker) for plan in superseded for worker in plan.roster)
+        return any(one is not None and one.reason for one in gone)
 
     def _stands(self, plan: Plan) -> bool:
         """Tell whether all members were seen in the planned ring.

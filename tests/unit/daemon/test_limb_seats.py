@@ -15,7 +15,7 @@ import pytest
 
 from edl.core.worker.next_move import NEVER
 from edl.daemon.limb_seats import LimbSeat, LimbSeats
-from edl.host.host_processes import halted, holding_mark, wait_exit
+from edl.host.host_processes import halted, holding_mark, is_locked, wait_exit
 from edl.protocol import trainer_messages as say
 from edl.protocol.leader_messages import Phase, ScriptPlace
 from edl.transport.shared_page import SharedPage
@@ -197,7 +197,7 @@ def test_what_is_left_of_a_worker_is_held_copies_and_is_let_go(trainer: Trainer,
         assert [*seats.held] == [0]
         assert [(one.state, one.step) for one in seats.seen()] == [("held", 8), ("gone", 7)]
         await _is(lambda: bool(halted(other.pid)))
-        assert mark.exists()
+        assert is_locked(mark)
         order = say.GaveUp("in the place of orders")
         assert not seats.copy_held(order, (0, 1))
         await _is(lambda: bool(halted(other.pid)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -58,12 +59,13 @@ async def test_a_process_that_ends_badly_ends_the_others_and_its_status_is_the_w
 
 
 async def test_processes_that_the_daemon_holds_are_its_to_end(tmp_path: Path) -> None:
-    (mark := tmp_path / "held").touch()
+    mark = tmp_path / "held"
     limbs, told = watched(2, mark)
-    limbs[1].end(4, -signal.SIGKILL)
-    await asyncio.sleep(3 * NOTICED_S)
-    assert limbs[0].signals == []
-    mark.unlink()
+    with mark.open("w") as daemon:
+        fcntl.flock(daemon, fcntl.LOCK_EX)
+        limbs[1].end(4, -signal.SIGKILL)
+        await asyncio.sleep(3 * NOTICED_S)
+        assert limbs[0].signals == []
     await asyncio.sleep(2 * NOTICED_S)
     assert limbs[0].signals == [signal.SIGKILL]
     limbs[0].end(4, -signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -114,16 +115,15 @@ def test_limbs_die_with_what_has_started_them(limbs: list[Limbs], tmp_path: Path
         time.sleep(0.01)
 
 
-def test_limbs_that_a_daemon_holds_are_its_to_end(limbs: list[Limbs], tmp_path: Path) -> None:
+def test_limbs_are_a_daemon_s_to_end_as_long_as_it_lives_and_holds_them(limbs: list[Limbs], tmp_path: Path) -> None:
     limbs.append(one := Limbs(tmp_path, WAIT))
     first, second = one.pids()
     os.kill(second, signal.SIGSTOP)
-    mark = holding_mark(tmp_path / "meeting")
-    mark.touch()
-    os.kill(first, signal.SIGKILL)
-    time.sleep(1)
-    assert lives(second)
-    mark.unlink()
+    with holding_mark(tmp_path / "meeting").open("w") as daemon:
+        fcntl.flock(daemon, fcntl.LOCK_EX)
+        os.kill(first, signal.SIGKILL)
+        time.sleep(1)
+        assert lives(second)
     assert one.process.wait(60) == 128 + signal.SIGKILL
     assert not lives(second)
 
@@ -132,8 +132,9 @@ def test_limbs_that_are_held_are_ended_where_the_worker_is_asked_to_end(limbs: l
     limbs.append(one := Limbs(tmp_path, WAIT))
     first, second = one.pids()
     os.kill(second, signal.SIGSTOP)
-    holding_mark(tmp_path / "meeting").touch()
-    os.kill(first, signal.SIGKILL)
-    os.kill(one.process.pid, signal.SIGTERM)
-    assert one.process.wait(10) == 128 + signal.SIGKILL
+    with holding_mark(tmp_path / "meeting").open("w") as daemon:
+        fcntl.flock(daemon, fcntl.LOCK_EX)
+        os.kill(first, signal.SIGKILL)
+        os.kill(one.process.pid, signal.SIGTERM)
+        assert one.process.wait(10) == 128 + signal.SIGKILL
     assert not lives(second)

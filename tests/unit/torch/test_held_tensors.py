@@ -131,6 +131,27 @@ def test_a_witness_of_a_sharded_model_is_what_this_process_holds() -> None:
         dist.destroy_process_group()
 
 
+def test_a_parameter_that_is_gathered_for_a_pass_is_known_by_the_part_that_is_kept() -> None:
+    """A job may be saved amid a pass: then FSDP2 has put whole parameters into some modules."""
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        parted = torch.nn.Linear(4, 3)
+        fully_shard(parted, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
+        framework = TorchFramework()
+        framework.track(parted)
+        framework.track(torch.optim.SGD(parted.parameters(), lr=0.1))
+        before = list(framework.tensors())
+        assert all(sharded.is_sharded(tensor) for _, tensor in before)
+        parted.unshard()
+        assert not any(map(sharded.is_sharded, parted.parameters()))
+        amid = list(framework.tensors())
+        assert [name for name, _ in amid] == [name for name, _ in before] == ["weight", "bias"]
+        assert all(one is other for (_, one), (_, other) in zip(amid, before, strict=True))
+    finally:
+        dist.destroy_process_group()
+
+
 def test_the_mesh_of_a_tensor_is_that_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     parted: Any = SimpleNamespace(device_mesh=SimpleNamespace(mesh=torch.tensor([[0, 1], [4, 5]])), _local_tensor=1)
     assert sharded.mesh_of(parted) == {0, 1, 4, 5}

@@ -220,7 +220,7 @@ def test_what_is_not_of_that_step_is_not_copied(standing, tmp_path, why):
     one.take_beside(STANDS, tmp_path, lambda: True)
     assert heard.get(timeout=10) == CopyFailed(3, why)
     if why == snapshot_writer.BEGUN:
-        one.note_void()
+        one.note_no_update()
         one.take_beside(STANDS, tmp_path, lambda: True)
         assert isinstance(heard.get(timeout=10), CopyTaken)
 

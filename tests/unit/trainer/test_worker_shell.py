@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -593,6 +594,23 @@ def test_all_processes_of_the_worker_look_at_orders_that_one_has_heard() -> None
     shell.link.page.attention_step = 71
     shell.vote()
     assert limbs.heard[-1] == UpdateVote(void=False, look=True)
+
+
+@pytest.mark.parametrize("void", [False, True])
+def test_no_update_has_begun_while_the_other_processes_are_awaited(void: bool) -> None:
+    """Where one of them has died, what this one holds is still that of the step before."""
+    shell = voting(limbs := Limbs(void=void))
+    calls: list[str] = []
+    shell.copier = SimpleNamespace(  # type: ignore[assignment]
+        idle=True,
+        note_no_update=lambda: calls.append("rests"),
+        before_update=lambda step: calls.append(f"updates {step}"),
+    )
+    vote = limbs.vote
+    limbs.vote = lambda **said: (calls.append("votes"), vote(**said))[1]  # type: ignore[method-assign]
+    shell.vote(updates=True)
+    assert calls[:2] == ["rests", "votes"]
+    assert ("updates 70" in calls) is not void
 
 
 def test_a_mini_batch_without_an_update_is_voted_on_at_its_end() -> None:
