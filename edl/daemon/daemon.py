@@ -332,7 +332,7 @@ class Daemon:
         self._has_heard = status.heard_going or status.over
         self._parts.take(status.copied)
         if self._limbs.held:
-            self._on_copied_by_the_rest(status)
+            self._stop_what_has_copied(status)
         elif status.over and self._parts.busy:
             self._hold(status)
         else:
@@ -354,15 +354,15 @@ class Daemon:
             self._limbs.attend(self._observer.attention_step(self._membership.orders))
             self._membership.stir(calm=calm)
 
-    def _on_copied_by_the_rest(self, status: say.TrainerStatus) -> None:
-        """What is left of the worker has copied its part, or has none."""
+    def _stop_what_has_copied(self, status: say.TrainerStatus) -> None:
+        """Stop the held processes again, once they have copied their part or cannot."""
         if status.copied.number == self._copies and (status.copied.files or status.copied.failure):
             self._limbs.stop_held()
             if status.copied.failure:
                 self._on_not_stored(status.copied.number, status.copied.failure)
 
-    def _command_the_rest(self, orders: Orders) -> None:
-        """What is left of the worker copies its part for the job, or is needed no more."""
+    def _command_held(self, orders: Orders) -> None:
+        """Let the held processes copy their part for the job, or end them where they are needed no more."""
         save = orders.save
         if save is not None and save.limbs and save.number > self._copies:
             self._copies = save.number
@@ -426,7 +426,7 @@ class Daemon:
         attention.
         """
         if self._limbs.held:
-            self._command_the_rest(orders)
+            self._command_held(orders)
             return
         if self._stand_in is not None:
             self._stand_in.ask(orders.recount)

@@ -170,7 +170,7 @@ class SimDaemons:
         orders = book.orders(worker.id)
         if worker.left and worker.daemon and are_newer(orders, worker.orders):
             worker.orders = orders
-            self._command_the_rest(worker, orders)
+            self._command_held(worker, orders)
             return
         if not are_newer(orders, worker.orders) or not worker.alive or not worker.daemon:
             return
@@ -187,8 +187,8 @@ class SimDaemons:
         else:
             self._reach(worker, orders, before)
 
-    def _command_the_rest(self, worker: SimWorker, orders: Orders) -> None:
-        """What is left of a worker copies what it has, or is needed no more."""
+    def _command_held(self, worker: SimWorker, orders: Orders) -> None:
+        """Let what is left of a worker copy what it has, or go where it is needed no more."""
         if orders.save is not None and orders.save.limbs:
             self.job.savings.copy_rest(worker, orders)
         elif orders.verdict is not Verdict.STAY:
