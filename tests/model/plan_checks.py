@@ -111,8 +111,18 @@ class PlanChecks:
         in_time = before.rebatch is None or record.rebatch is not None
         newcomers = set(plan.roster) - set(record.roster)
         cut = plan.ledger is not None or self._job.spec is None  # else it takes another's place, after the same step
+        in_time = in_time and not self._is_told_late(record)
         if record.generation and plan.after_step is not None and newcomers and in_time and cut:
             self._newcomers[plan.generation, plan.after_step + plan.beside + 1] = newcomers
+
+    def _is_told_late(self, record: Record) -> bool:
+        """Tell whether a worker of several processes has heard of the mark too late to keep to it: until all of them
+        have, it may read all that it holds.
+        """
+        if record.rebatch is None:
+            return False
+        told = (self._job.workers[worker].machine.supply.marked for worker in record.roster)
+        return any(number == record.rebatch.number and step > record.rebatch.mark + SOON for number, step in told)
 
     def newcomers_take_part(self, ring: int, members: list[SimWorker], step: int) -> None:
         """Check that newcomers train from their first step, where enough samples for all are left that no pipeline has
