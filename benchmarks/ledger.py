@@ -44,6 +44,7 @@ from benchmarks.ledger_leader import SetUp
 from edl.coordination import zookeeper
 from edl.coordination.election import read_leader
 from edl.coordination.zookeeper_server import LocalServer
+from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.core.data.permutation import samples_at
 from edl.core.data.sample_ledger import Ledger
 from edl.daemon.metrics.metrics_server import KEPT_S
@@ -327,9 +328,9 @@ def large_ledger(workers: int, samples: int = SIZE_SAMPLES) -> Ledger:
     """In its second epoch; every member holds two leases, and those of one were just given back."""
     spec = DataSpec(samples, 3, BATCH, shuffle=True, seed=7)
     before = [f"w{number:08x}" for number in range(workers)]
-    ledger = Ledger(spec, before)
-    ledger._pool.frontier = samples + samples // 3  # as if all of this was trained: how it came so far costs nothing
-    ledger._epoch = ledger._ended = 1
+    trained = samples + samples // 3  # as if all of this was: how it came so far costs nothing
+    begun = msgspec.structs.replace(new_ledger(spec, before).snapshot(), frontier=trained, epoch=1, ended=1)
+    ledger = restored_ledger(begun)
     ledger.grant(AHEAD)
     ledger.commit(AHEAD // 2)
     ledger.grant(AHEAD + AHEAD // 2)
@@ -342,9 +343,9 @@ def large_ledger(workers: int, samples: int = SIZE_SAMPLES) -> Ledger:
 
 def measure_size(workers: int) -> dict[str, object]:
     ledger = large_ledger(workers)
-    returned, snapshot = len(ledger._pool.returned), ledger.snapshot()
+    snapshot = ledger.snapshot()
     value = msgspec.json.encode(snapshot)
-    granted = Ledger.restore(snapshot)
+    granted = restored_ledger(snapshot)
     grant_s = _took(lambda: granted.grant(granted.covered_step + AHEAD // 2), times=1)
     ids = Range(1, SIZE_SAMPLES // 2, SIZE_SAMPLES // 2 + BATCH)
     block = Range(1, SIZE_SAMPLES // 2, SIZE_SAMPLES // 2 + 8192)
@@ -352,12 +353,12 @@ def measure_size(workers: int) -> dict[str, object]:
         "samples": SIZE_SAMPLES,
         "members": len(ledger.roster),
         "leases": sum(len(member.leases) for member in snapshot.members),
-        "returned_pieces": returned,
+        "returned_pieces": len(snapshot.returned),
         "snapshot_bytes": len(value),
         "snapshot_ms": 1000 * _took(ledger.snapshot),
         "encode_ms": 1000 * _took(lambda: msgspec.json.encode(snapshot)),
         "decode_ms": 1000 * _took(lambda: msgspec.json.decode(value, type=LedgerSnapshot)),
-        "restore_ms": 1000 * _took(lambda: Ledger.restore(snapshot)),
+        "restore_ms": 1000 * _took(lambda: restored_ledger(snapshot)),
         "grant_ms": 1000 * grant_s,
         "batch_us": 1e6 * _took(lambda: samples_at(ledger.spec, ids)),
         "block_us": 1e6 * _took(lambda: samples_at(ledger.spec, block)),

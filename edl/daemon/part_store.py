@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 
 from edl.clock import Clock
+from edl.core.data.ledgers import restored_ledger
 from edl.core.data.resume_position import rebased
-from edl.core.data.sample_ledger import Ledger
 from edl.core.job.leader_inputs import PublishingFailed, SavingPublished
 from edl.errors import EdlError, said_of
 from edl.protocol.checkpoint_record import SPARE, FileInfo, PartInfo, Resumed
@@ -116,7 +116,7 @@ def resumed_from(path: str) -> tuple[Resumed | None, str]:
         return None, f"this job was to go on from a checkpoint: {error}"
     manifest = found.manifest
     ledger = None if manifest.ledger is None else rebased(manifest.ledger)
-    epoch = 0 if ledger is None else Ledger.restore(ledger).counts().epoch
+    epoch = 0 if ledger is None else restored_ledger(ledger).counts().epoch
     return Resumed(manifest.base + manifest.step, manifest.life, path, ledger, epoch), ""
 
 

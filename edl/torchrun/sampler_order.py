@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edl.core.data.position_ledger import FIRST_DEAL, LONGEST_DEAL
 from edl.core.data.rounds import evenly
-from edl.core.data.sample_ledger import FIRST_DEAL, LONGEST_DEAL
 
 Numbers = NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from fleet import Fleet
 from rings import ALONE, Batch, batch, joined
 from warm_python import WarmPython
 
-from edl.core.data.sample_ledger import Ledger
+from edl.core.data.ledgers import new_ledger
 from edl.protocol.assignment import Share
 from edl.protocol.data_nouns import DataSpec
 from edl.trainer.data.shared_leases import SharedLeases
@@ -56,7 +56,7 @@ def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
 
 def last_step(left: int) -> tuple[list[int], list[float]]:
     """The workers' samples in the last of three steps, `left` of them in all, and their weights."""
-    ledger = Ledger(DataSpec(2 * 3 * BATCH + left, 1, BATCH), [f"w{index}" for index in TOGETHER])
+    ledger = new_ledger(DataSpec(2 * 3 * BATCH + left, 1, BATCH), [f"w{index}" for index in TOGETHER])
     ledger.grant(10)
     assert ledger.covered_step == 3
     counts, weights = [], []

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from edl.core.data.ledgers import new_ledger
 from edl.core.data.sample_ledger import Ledger
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.errors import TimedOut, UsageError
@@ -50,7 +51,7 @@ class SoloFeed:
     def open(self, spec: DataSpec) -> None:
         with self._changed:
             if self._ledger is None:
-                self._ledger = Ledger(spec, ["w"])
+                self._ledger = new_ledger(spec, ["w"])
             if spec.differences(self.ledger.spec):
                 raise UsageError(f"the job trains on something else: {spec.differences(self.ledger.spec)}")
             self.ledger.extend(spec.epochs)

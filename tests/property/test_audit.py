@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from edl.core.audit.kept_steps import WorkerAudit
 from edl.core.audit.sample_account import account
+from edl.core.data.ledgers import new_ledger
 from edl.core.data.permutation import samples_at
-from edl.core.data.sample_ledger import Ledger
 from edl.protocol.audit_lines import BatchGiven, Committed, DataEnded, DataOpened, Line, Sat, decoded, encoded
 from edl.protocol.data_nouns import DataSpec, Range
 from examples import examples
@@ -45,7 +45,7 @@ class Job:
         self.generation = 0
         self.step = 0
         roster = [self.newcomer() for _ in range(chance.randint(1, 4))]
-        self.ledger = Ledger(self.spec, roster)
+        self.ledger = new_ledger(self.spec, roster)
         self.begin(roster, 0)
 
     def newcomer(self) -> str:

@@ -14,9 +14,9 @@ from data_modes import MODES
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from edl.core.data import sample_ledger as rules
+from edl.core.data import position_ledger as rules
+from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.core.data.resume_position import projected, rebased
-from edl.core.data.sample_ledger import Ledger
 from edl.protocol.data_nouns import DataSpec, LedgerSnapshot
 from examples import examples
 
@@ -86,7 +86,7 @@ class Job:
         self.batches, self.epochs = batches, epochs
         self.life, self.changes = 1, 0
         self.members = self.named()
-        self.ledger = Ledger(spec, self.members, batches=batches)
+        self.ledger = new_ledger(spec, self.members, batches=batches)
         self.hands: list[Hands] = []  # step by step, of all lives
 
     def named(self) -> list[str]:
@@ -115,7 +115,7 @@ class Job:
 
     def change_leader(self) -> None:
         wire = msgspec.json.encode(self.ledger.snapshot())
-        self.ledger = Ledger.restore(msgspec.json.decode(wire, type=LedgerSnapshot))
+        self.ledger = restored_ledger(msgspec.json.decode(wire, type=LedgerSnapshot))
 
     def break_ring(self) -> None:
         """All come back after the step that was void."""
@@ -129,7 +129,7 @@ class Job:
         if self.ledger.step < at:  # of an epoch that no script begins
             return
         self.life += 1
-        self.ledger = Ledger.restore(rebased(saved))
+        self.ledger = restored_ledger(rebased(saved))
         self.ledger.extend(min(self.epochs, saved.spec.epochs))
         self.members = self.named()
         self.ledger.hand_over(self.members)
@@ -246,7 +246,7 @@ def test_after_changes_of_size_too_a_life_of_the_same_size_goes_on_as_the_one_be
         # it is not.
         assume(not spec.by_sample or job.ledger.snapshot().late < job.ledger.epoch)
         other = copy.copy(job)
-        other.hands, other.ledger = [*job.hands], Ledger.restore(job.ledger.snapshot())
+        other.hands, other.ledger = [*job.hands], restored_ledger(job.ledger.snapshot())
         other.resume(early)
         job.finish(aheads[0])
         other.finish(aheads[1])

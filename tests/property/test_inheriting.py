@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.core.data.ledger_versions import LedgerVersions
+from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.core.data.resume_position import is_inherited, projected, rebased
 from edl.core.data.sample_ledger import Ledger
 from edl.errors import InvalidTransition, UsageError
@@ -114,7 +115,7 @@ def test_what_two_lives_train_together_is_each_sample_once(
     spec: DataSpec, sizes: tuple[int, int], ahead: tuple[int, int], steps: int, early: int, first: bool
 ) -> None:
     epochs = spec.epochs if spec.has_end else MOST_EPOCHS
-    before = Life(Ledger(spec, roster(sizes[0])), epochs, ahead[0])
+    before = Life(new_ledger(spec, roster(sizes[0])), epochs, ahead[0])
     before.run(steps)
     more = before.goes_on()
     at = min(before.ledger.step + early, before.ledger.covered_step)
@@ -140,7 +141,7 @@ def test_a_ring_of_the_same_size_goes_on_in_the_same_order(
     epochs that no script had begun, is leased anew.
     """
     epochs = spec.epochs if spec.has_end else MOST_EPOCHS
-    whole = Life(Ledger(spec, roster(size)), epochs, ahead)
+    whole = Life(new_ledger(spec, roster(size)), epochs, ahead)
     whole.run(steps)
     whole.goes_on()
     saved, at, until = whole.ledger.snapshot(), whole.ledger.step, whole.ledger.wanted_step
@@ -156,7 +157,7 @@ def test_a_ring_of_the_same_size_goes_on_in_the_same_order(
 @given(spec=specs(), size=st.integers(1, 4), data=st.data())
 def test_what_is_announced_is_what_the_ledger_comes_to(spec: DataSpec, size: int, data: st.DataObject) -> None:
     """Whatever is leased, extended or cut after the announcement; a cut before its step is told of anew."""
-    ledger = Ledger(spec, roster(size))
+    ledger = new_ledger(spec, roster(size))
     ledger.grant(data.draw(st.integers(1, 20)))
     ledger.commit(data.draw(st.integers(0, ledger.covered_step)))
     at = data.draw(st.integers(ledger.step, ledger.covered_step))
@@ -195,10 +196,10 @@ def test_what_is_announced_is_what_the_ledger_comes_to(spec: DataSpec, size: int
 def test_counting_steps_anew_changes_nothing_else_and_does_no_harm_twice(
     spec: DataSpec, size: int, until: int, data: st.DataObject
 ) -> None:
-    ledger = Ledger(spec, roster(size))
+    ledger = new_ledger(spec, roster(size))
     ledger.grant(until)
     ledger.commit(data.draw(st.integers(0, ledger.covered_step)))
-    again = Ledger.restore(rebased(ledger.snapshot()))
+    again = restored_ledger(rebased(ledger.snapshot()))
     again.validate()
     assert (again.step, again.covered_step) == (0, ledger.covered_step - ledger.step)
     assert trained_by(again.snapshot()) == trained_by(ledger.snapshot())
@@ -217,7 +218,7 @@ SPEC = DataSpec(total=40, epochs=3, batch=2)
     ],
 )
 def test_a_script_that_trains_on_other_data_is_told_in_one_line(now: DataSpec, said: str) -> None:
-    ledger = Ledger(SPEC, roster(2))
+    ledger = new_ledger(SPEC, roster(2))
     ledger.grant(5)
     versions = LedgerVersions(None, Batching(), {}, Resumed(0, 1, "/c/j/1", ledger.snapshot()))
     with pytest.raises(UsageError) as error:
@@ -227,12 +228,12 @@ def test_a_script_that_trains_on_other_data_is_told_in_one_line(now: DataSpec, s
 
 
 def test_more_epochs_may_be_asked_for_and_one_by_one() -> None:
-    ledger = Ledger(SPEC, roster(2))
+    ledger = new_ledger(SPEC, roster(2))
     versions = LedgerVersions(None, Batching(), {}, Resumed(0, 1, "/c/j/1", ledger.snapshot()))
     versions.open("v0", msgspec.structs.replace(SPEC, epochs=5), (), 0)
     assert versions.ledger.spec.epochs == 5
     by_epoch = msgspec.structs.replace(SPEC, by_sample=True)
-    versions = LedgerVersions(None, Batching(), {}, Resumed(0, 1, "/c/j/1", Ledger(by_epoch, roster(2)).snapshot()))
+    versions = LedgerVersions(None, Batching(), {}, Resumed(0, 1, "/c/j/1", new_ledger(by_epoch, roster(2)).snapshot()))
     versions.open("v0", msgspec.structs.replace(by_epoch, epochs=1), (), 0)
     assert versions.ledger.spec.epochs == 3
 
@@ -248,13 +249,13 @@ def test_a_job_that_was_saved_before_its_first_step_begins_its_data_then() -> No
     versions.open("v0", SPEC, roster(2), 0)
     versions.reach(1)
     assert versions.ledger is not None
-    assert samples(versions.ledger, "w0", 1) == samples(granted(Ledger(SPEC, roster(2)), 1), "w0", 1)
+    assert samples(versions.ledger, "w0", 1) == samples(granted(new_ledger(SPEC, roster(2)), 1), "w0", 1)
 
 
 @given(st.integers(1, 3), st.integers(0, 2))
 def test_a_life_that_is_saved_before_its_scripts_ask_for_data_hands_on_what_it_began_with(size: int, own: int) -> None:
     """`own`: steps that its scripts made without."""
-    ledger = granted(Ledger(SPEC, roster(2)), 4)
+    ledger = granted(new_ledger(SPEC, roster(2)), 4)
     ledger.commit(3)
     versions = LedgerVersions(None, Batching(), {}, Resumed(3, 1, "/c/j/1", rebased(ledger.snapshot())))
     handed_on = versions.projected(own)
@@ -273,7 +274,7 @@ def granted(ledger: Ledger, step: int) -> Ledger:
 
 
 def test_what_is_not_leased_yet_cannot_be_announced() -> None:
-    ledger = Ledger(SPEC, roster(2))
+    ledger = new_ledger(SPEC, roster(2))
     ledger.grant(3)
     with pytest.raises(InvalidTransition):
         projected(ledger, 4)

@@ -23,8 +23,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from edl.core.data import sample_ledger as rules
-from edl.core.data.sample_ledger import Ledger
+from edl.core.data import position_ledger as rules
+from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.protocol.data_nouns import DataSpec, Lease, LedgerSnapshot
 from examples import examples
 
@@ -187,7 +187,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         spec = DataSpec(total, epochs, batch, whole_epochs=mode[0], by_sample=mode[1], open_ended=mode[2])
         roster = [self.newcomer() for _ in range(size)]
         self.batches = dict.fromkeys(roster, batch)
-        self.ledger, self.twin = Ledger(spec, roster), Twin(spec)
+        self.ledger, self.twin = new_ledger(spec, roster), Twin(spec)
         self.twin.enter(roster, 0)
 
     @rule(lead_times=st.integers(0, 25))
@@ -248,7 +248,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         """The next leader has what the last one wrote."""
         wire = msgspec.msgpack.encode(self.ledger.snapshot())
         snapshot = msgspec.msgpack.decode(wire, type=LedgerSnapshot)
-        self.ledger = Ledger.restore(snapshot)
+        self.ledger = restored_ledger(snapshot)
         assert self.ledger.snapshot() == snapshot
 
     @precondition(lambda self: self.ledger.spec.epochs < MOST_EPOCHS)

@@ -13,6 +13,7 @@ from itertools import islice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edl.core.data.ledgers import new_ledger
 from edl.core.data.sample_ledger import Ledger
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.data_nouns import DataSpec
@@ -103,7 +104,7 @@ class Job:
 
     def open(self, spec: DataSpec) -> None:
         if self.ledger is None:
-            self.ledger = Ledger(spec, [worker.name for worker in self.workers])
+            self.ledger = new_ledger(spec, [worker.name for worker in self.workers])
         assert not spec.differences(self.ledger.spec)
         self.ledger.extend(spec.epochs)
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.core.data.resume_position import projected, rebased
 from edl.core.data.sample_ledger import Ledger
 from edl.core.data.stream_parts import thinned
@@ -43,7 +44,7 @@ class World:
         )
         self.names = 0
         self.roster = [self.newcomer() for _ in range(chance.randint(1, 4))]
-        self.ledger = Ledger(self.spec, self.roster)
+        self.ledger = new_ledger(self.spec, self.roster)
         self.ledger.grant(4)
         self.found: dict[tuple[str, int], int] = {}
         self.trained: dict[tuple[int, int], int] = {}
@@ -102,7 +103,7 @@ class World:
         saved = projected(self.ledger, self.step)
         self.roster = [self.newcomer() for _ in range(self.random.randint(1, 4))]
         again = msgspec.json.decode(msgspec.json.encode(rebased(saved)), type=type(saved))
-        self.ledger = Ledger.restore(again)
+        self.ledger = restored_ledger(again)
         self.trained = dict.fromkeys(self.trained, 0)
         self.step = 0
         self.ledger.hand_over(self.roster)

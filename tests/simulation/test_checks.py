@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from mutants import Mutant, Patch, Play, expect_noticed, full, later
 
-from edl.core.data import lease_recut, sample_ledger
+from edl.core.data import lease_recut, outdated_leases, sample_ledger
 from edl.core.data import ledger_versions as ledgers
 from edl.core.data.unassigned import Unassigned
 from edl.core.job import deadlines, member_states
@@ -159,7 +159,7 @@ def uses_a_generation_twice(patch: Patch) -> None:
 def leaves_leased_what_no_worker_can_have_begun(patch: Patch) -> None:
     """One of these rules would do for the end of a job; each alone: `tests/unit/core/data/test_sample_ledger.py`."""
     patch.setattr(sample_ledger.Ledger, "_withdraw", lambda _self: None)
-    patch.setattr(sample_ledger.Ledger, "_overtaking", lambda _self: iter(()))
+    patch.setattr(outdated_leases, "overtaking", lambda *_: iter(()))
 
 
 def cuts_what_a_worker_has_read(patch: Patch) -> None:

@@ -12,6 +12,7 @@ from mutants import LosesTheNewest, Mutant, Patch, Prompt, ReadsUnevenly, expect
 
 from edl.core.data import lease_grants, sample_ledger
 from edl.core.data import ledger_versions as ledgers
+from edl.core.data.ledgers import restored_ledger
 from edl.core.job import deadlines, lead_times, leader_inputs, local_ranks, observations
 from edl.core.job import leader_machine as job
 from edl.core.job import leader_state as working
@@ -203,7 +204,7 @@ def takes_any_first_ring_for_the_first_try(patch: Patch) -> None:
 
 def forgets_the_epochs_asked_for_since_the_plan(patch: Patch) -> None:
     def take(self, snapshot):
-        self.ledger = sample_ledger.Ledger.restore(snapshot)
+        self.ledger = restored_ledger(snapshot)
 
     patch.setattr(ledgers.LedgerVersions, "_take", take)
 

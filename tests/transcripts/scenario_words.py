@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.core.data.sample_ledger import Ledger
+from edl.core.data.ledgers import restored_ledger
 from edl.core.job.orders import OrderBook
 from edl.protocol.assignment import Orders, Summons, Verdict
 from edl.protocol.checkpoint_record import Saved, SaveRequest, Saving
@@ -74,7 +74,7 @@ def _plan(name: str, old: Plan | None, new: Plan | None, after: Record) -> list[
     if new is None:
         return [] if old is None or old.generation == after.generation else [f"plan {old.generation} is dropped"]
     step = "at once" if new.after_step is None else f"after step {new.after_step}"
-    data = "" if new.ledger is None else f", data leased up to step {Ledger.restore(new.ledger).covered_step}"
+    data = "" if new.ledger is None else f", data leased up to step {restored_ledger(new.ledger).covered_step}"
     return [f"plan {new.generation} {step}: {' '.join(new.roster)}{data}"]
 
 
@@ -97,7 +97,7 @@ def ledger_lines(new: LedgerSnapshot | None) -> list[str]:
     """How far the data is trained and leased."""
     if new is None:
         return []
-    ledger = Ledger.restore(new)
+    ledger = restored_ledger(new)
     counts = ledger.counts()
     held = f"{counts.trained} trained, {counts.leased} leased, {counts.unassigned} unassigned"
     return [f"data: step {ledger.step} stable, leased up to step {ledger.covered_step}; epoch {counts.epoch}: {held}"]

@@ -15,6 +15,7 @@ import msgspec
 from edl import facts
 from edl.core.data import lease_recut
 from edl.core.data.batching import batch_of_all, in_force
+from edl.core.data.ledgers import restored_ledger
 from edl.core.data.sample_ledger import Ledger
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_inputs import Refuse
@@ -478,7 +479,7 @@ class LeaseGrants:
         waiting = [worker for worker in plan.roster if seen.trains(worker, plan.generation)]
         if plan.ledger is None or plan.ledger.closed or not waiting:
             return plan
-        ledger = Ledger.restore(plan.ledger)
+        ledger = restored_ledger(plan.ledger)
         if all(seen.step(worker) < ledger.covered_step for worker in waiting):
             return plan
         ledger.idle()

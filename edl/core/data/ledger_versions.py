@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from edl.core.data.batching import batch_of_all, even_shares, weighted_shares
+from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.core.data.resume_position import inherited, is_inherited, projected, rebased
 from edl.core.data.sample_ledger import Ledger
 from edl.errors import UsageError
@@ -37,7 +38,7 @@ class LedgerVersions:
         self.batching = batching
         self.shares = shares
         self.resumed = resumed  # what this life of the job begins with
-        self.ledger = None if snapshot is None else Ledger.restore(snapshot)
+        self.ledger = None if snapshot is None else restored_ledger(snapshot)
         self._early: dict[int, ShardPart] = {}  # facts of parts that only the ledger of a plan has begun
 
     @property
@@ -77,7 +78,7 @@ class LedgerVersions:
         """Begin the ledger: with all samples, or with those that the previous life has left."""
         before = self.resumed
         if before is None or (before.ledger is None and not before.step):
-            return Ledger(spec, holders(spec, roster), step, self._batches(spec, roster))
+            return new_ledger(spec, holders(spec, roster), step, self._batches(spec, roster))
         ledger = inherited(before, worker, spec, step)
         if roster:
             self._enter(ledger, roster, step)
@@ -130,7 +131,7 @@ class LedgerVersions:
         """
         if self.ledger is None or after_step is None:
             return None
-        ledger = Ledger.restore(self.ledger.snapshot())
+        ledger = restored_ledger(self.ledger.snapshot())
         if read is not None:
             ledger.rebatch(read)
         self._enter(ledger, roster, after_step, spare=spare)
@@ -172,7 +173,7 @@ class LedgerVersions:
         """
         asked = self.ledger.spec.epochs if self.ledger is not None else 0
         known = self.ledger.facts() if self.ledger is not None else ()
-        self.ledger = Ledger.restore(snapshot)
+        self.ledger = restored_ledger(snapshot)
         if known:
             self.ledger.learn(known)
         if asked > self.ledger.spec.epochs:

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from edl.core.data.ledgers import restored_ledger
 from edl.core.data.sample_ledger import Ledger
 from edl.core.data.stream_parts import renamed
 from edl.errors import UsageError
@@ -31,7 +32,7 @@ RANK: Final = "#"  # no worker's id begins so
 
 def projected(ledger: Ledger, step: int) -> LedgerSnapshot:
     """Return `ledger` as it will be once `step`, up to which it is leased, is stable."""
-    ahead = Ledger.restore(ledger.snapshot())
+    ahead = restored_ledger(ledger.snapshot())
     ahead.commit(step)
     return ahead.snapshot()
 
@@ -83,6 +84,6 @@ def inherited(resumed: Resumed, worker: str, spec: DataSpec, step: int) -> Ledge
         raise UsageError(
             f"worker {worker} trains on other data than what was saved in {resumed.path}: {named}; {BEGIN_ANEW}"
         )
-    ledger = Ledger.restore(rebased(resumed.ledger, step))
+    ledger = restored_ledger(rebased(resumed.ledger, step))
     ledger.extend(spec.epochs)
     return ledger

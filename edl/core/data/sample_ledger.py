@@ -1,20 +1,14 @@
 """Assign samples to workers and steps: none is lost and none repeated (I6), whatever happens to workers.
 
 Owns: leases, and what follows from them and the committed step: progress, weights, ends of epochs (I7).
-Does not own: which sample stands at a position (`edl.core.data.permutation`), how leases travel, when more are granted.
+Does not own: which samples are unassigned, and how many steps a round has (`edl.core.data.position_ledger` where a
+source has a length, `edl.core.data.stream_ledger` where it has none), which sample stands at a position
+(`edl.core.data.permutation`), how leases travel, when more are granted.
 
 Samples are granted in *rounds*. A round extends the coverage of all members by the same steps; each gets `batch`
 samples in each of them. Only a round that takes the last unassigned samples (it is *final*) ends in a step with fewer,
 spread as evenly as the members' batches. So all run dry at the same step, and a committed step says of every lease how
 far it is trained; no worker has to report it.
-
-How long a round is follows from how fast steps are; who trains what must not. So samples are *dealt* for a number of
-steps that does not: a run of positions for each member, in order of rank. A round leases the next steps of these runs,
-and what is dealt and not leased is unassigned as before. The runs are not kept, only how many steps of them are left:
-they follow each other in the order of places, so dealing the first unassigned samples for these steps finds them again.
-Where members or batches change, or leases are taken back, the next round deals anew. Each deal is for twice as many
-steps as the one before in its epoch. So it is short where changes follow each other, which leave a piece of each run
-behind; and the rounds that end with a deal are few, however far ahead is leased.
 
 Survivors of a change of roster keep their leases, because their input pipelines have read ahead. A newcomer is given a
 lease beside each of theirs that is not yet trained, as far as there are samples: whole batches, then empty shares.
@@ -40,23 +34,22 @@ by now is leased first; then more on speculation, so that no worker waits for th
 script begins is never trained, and counts for nothing. One that is trained was begun, whether or not that was told yet.
 When the roster changes, leases of epochs that no script can have begun are taken back: so what came back goes out
 before them.
-
-The samples of a stream (`edl.core.data.stream_parts`) are those of the shards that a worker holds. They are not dealt:
-a round is as long as each member that may find more has whole batches at hand, and waits for it; a member without
-anything to read has what it had found before, and then nothing.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
+from typing import Self
 
 import msgspec
 
-from edl.core.data.rounds import evenly, sums, whole_batches
-from edl.core.data.stream_parts import StreamParts
-from edl.core.data.unassigned import Unassigned
+from edl.core.data import outdated_leases
+from edl.core.data.lease_holder import LeaseHolder, batch_by_worker, batches_of, distinct
+from edl.core.data.rounds import sums
+from edl.core.data.unassigned import Pool
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data_nouns import (
     DataCounts,
@@ -67,36 +60,25 @@ from edl.protocol.data_nouns import (
     MemberSnapshot,
     Range,
     ShardPart,
-    StreamCounts,
     Totals,
 )
 
-FIRST_DEAL = 64  # steps
-LONGEST_DEAL = 16384
-LONGEST_ROUND = 64  # steps of a stream: a lease has a piece of a shard for each
 SPECULATIVE = 64  # epochs beyond those wanted: each costs every member a lease, however short it is
 HISTORY = 32  # events kept for the story of an InvalidTransition
 
 
-class _Holder:
-    __slots__ = ("batch", "leases", "number")
-
-    def __init__(self, batch: int, number: int = 0, leases: tuple[Lease, ...] = ()) -> None:
-        self.batch = batch  # of what is leased to it from now on; 0 where there are more workers than samples
-        self.number = number  # of the newest lease ever given
-        self.leases = leases  # not fully trained, in order; () while it has no coverage of its own
-
-
-class Ledger:
+class Ledger(ABC):
     """State machine of the data. Every mutator either does all it says or raises and changes nothing."""
+
+    _pool: Pool
 
     def __init__(
         self, spec: DataSpec, roster: Sequence[str] = (), step: int = 0, batches: Sequence[int] | None = None
     ) -> None:
         _check(spec)
         self._spec = spec
-        self._pool = _pool_of(spec)
-        self._members = {worker: _Holder(batch) for worker, batch in _by_worker(roster, batches, spec).items()}
+        self._pool = self._pool_of(spec)
+        self._members = {worker: LeaseHolder(batch) for worker, batch in batch_by_worker(roster, batches, spec).items()}
         self._step = step
         self._covered = step
         self._epoch = 0  # of the newest round
@@ -133,12 +115,12 @@ class Ledger:
     @property
     def batches(self) -> tuple[int, ...]:
         """Return the samples of a full step, by rank, in what is leased from now on."""
-        return tuple(_batches(self._members.values()))
+        return tuple(batches_of(self._members.values()))
 
     @property
     def batch(self) -> int:
         """Return the samples of a full step, of all members together, in what is leased from now on."""
-        return sum(_batches(self._members.values()))
+        return sum(batches_of(self._members.values()))
 
     @property
     def outdated_until(self) -> int:
@@ -169,11 +151,9 @@ class Ledger:
         return trained
 
     @property
+    @abstractmethod
     def wanted(self) -> int:
-        """Return the samples of all wanted epochs; of a stream, those that are known to be there."""
-        if isinstance(self._pool, StreamParts):
-            return self._pool.handed_out + self._pool.count(self._spec.epochs - 1)
-        return self._spec.total * self._spec.epochs
+        """Return the samples of all wanted epochs, as far as these are known."""
 
     @property
     def exhausted(self) -> bool:
@@ -194,20 +174,12 @@ class Ledger:
     @property
     def reading(self) -> tuple[str, ...]:
         """Return the members that have yet to find samples of a stream before more can be leased."""
-        pool = self._pool
-        if not isinstance(pool, StreamParts) or pool.virtual:
-            return ()
-        limit = self._limit(self._next_epoch())
-        reading = (worker for worker in self._readers() if pool.is_awaited(worker, limit))
-        return tuple(worker for worker in reading if pool.available(worker, limit) < self._members[worker].batch)
+        return ()
 
     @property
     def awaited_lanes(self) -> tuple[int, ...]:
         """Return the virtual workers of whose shards more must be found before the next step of a stream is leased."""
-        pool = self._pool
-        if not isinstance(pool, StreamParts) or not pool.virtual or not self.batch:
-            return ()
-        return pool.awaited_lanes(self.batch, self._limit(self._next_epoch()))
+        return ()
 
     @property
     def stranded(self) -> bool:
@@ -240,33 +212,12 @@ class Ledger:
             self._totals = sums(self._all_leases(), self._step, self._covered)
         return self._totals
 
+    @abstractmethod
     def counts(self) -> DataCounts:
         """Count the samples of the epoch in progress; once all are trained, of the last one.
 
         Of a stream, count those of all epochs that are known to be there.
         """
-        epoch, total = min(self._ended, self._spec.epochs - 1), self._spec.total
-        if isinstance(self._pool, StreamParts):
-            return self._counts_of_stream(self._pool, epoch)
-        unassigned = self._pool.count_in(epoch)
-        left = (piece for lease in self._all_leases() for piece in lease.left(self._step))
-        leased = sum(len(piece) for piece in left if piece.epoch == epoch)
-        ahead = self._covered - self._step
-        return DataCounts(epoch, total, total - unassigned - leased, leased, unassigned, ahead, *self._amiss())
-
-    def _counts_of_stream(self, pool: StreamParts, epoch: int) -> DataCounts:
-        leased = sum(len(piece) for lease in self._all_leases() for piece in lease.left(self._step))
-        unassigned = pool.count(self._spec.epochs - 1)
-        return DataCounts(
-            epoch,
-            pool.handed_out + unassigned,
-            pool.handed_out - leased,
-            leased,
-            unassigned,
-            self._covered - self._step,
-            *self._amiss(),
-            stream=StreamCounts(*pool.shards_in(epoch)),
-        )
 
     # ---------------------------------------------------------------------------------------------- what happens
 
@@ -280,8 +231,8 @@ class Ledger:
         what that grant gives newcomers begins so many steps later.
         """
         self._history.append(("enter", len(roster), step))
-        sizes = _by_worker(roster, batches, self._spec)
-        members = {worker: self._members.get(worker) or _Holder(0) for worker in sizes}
+        sizes = batch_by_worker(roster, batches, self._spec)
+        members = {worker: self._members.get(worker) or LeaseHolder(0) for worker in sizes}
         changes = [*sizes.items()] != [(worker, member.batch) for worker, member in self._members.items()]
         self._advance(step)
         if changes:
@@ -308,9 +259,7 @@ class Ledger:
         """
         self._history.append(("hand_over", len(roster)))
         if len(roster) == len(self._members):
-            if isinstance(self._pool, StreamParts):
-                self._pool.rename(dict(zip(self._members, roster, strict=True)))
-            self._members = dict(zip(_distinct(roster), self._members.values(), strict=True))
+            self._members = dict(zip(distinct(roster), self._members.values(), strict=True))
         else:
             self.rebatch(self._step)
 
@@ -320,43 +269,31 @@ class Ledger:
         if step > self._step and any(self._uncovered()):
             raise self._refused(f"commit({step}) before newcomers were granted leases (I7)")
         self._advance(step)
-        if isinstance(self._pool, StreamParts):
-            self._pool.settle(self._untrained())
         return self._end_epochs()
 
-    def learn(self, told: Iterable[ShardPart]) -> bool:
+    def learn(self, told: Iterable[ShardPart]) -> bool:  # noqa: ARG002 - a source with a length has nothing to be found
         """Take in what is found out about a stream; tell whether workers must hear of it: others read parts now, or
         all is leased. An epoch may end with it, whose last shards have no more than is trained.
         """
-        if not isinstance(self._pool, StreamParts):
-            return False
-        ended = self._pool.learn(told)
-        self._pool.settle(self._untrained())
-        self._outdated_until = self._last_outdated()
-        moved = self._pool.assign(self._readers())
-        if ended:
-            self._end_epochs()
-        return ended or moved
+        return False
 
     @property
     def has_nothing(self) -> bool:
         """Tell whether this is a stream of which no shard has an item."""
-        return isinstance(self._pool, StreamParts) and self._pool.has_nothing
+        return False
 
-    def has_begun(self, part: int) -> bool:
+    def has_begun(self, part: int) -> bool:  # noqa: ARG002 - as above
         """Tell whether this part of a stream was given to a worker to read, now or before."""
-        return not isinstance(self._pool, StreamParts) or part < self._pool.begun
+        return True
 
     def facts(self) -> tuple[ShardPart, ...]:
         """Return what is known of the parts of a stream, for another ledger to learn."""
-        return self._pool.parts if isinstance(self._pool, StreamParts) else ()
+        return ()
 
     def grant(self, until_step: int) -> dict[str, tuple[Lease, ...]]:
         """Let newcomers catch up; then extend all members' coverage towards `until_step` as far as samples allow."""
         self._history.append(("grant", until_step))
         before = {worker: member.number for worker, member in self._members.items()}
-        if isinstance(self._pool, StreamParts):
-            self._pool.assign(self._readers())
         self._catch_up()
         while self._covered < until_step and self._grant_round(until_step - self._covered):
             pass
@@ -369,14 +306,13 @@ class Ledger:
         self._history.append(("idle",))
         if self._closed or any(self._uncovered()):
             raise self._refused("idle() after the final round, or before newcomers were granted leases (I7)")
-        form = Lease(0, self._covered, 1, 0, (), self._epoch, False)
-        self._give(tuple(self._members.values()), [0] * len(self._members), form)
+        self._give_nothing(self._members.values(), Lease(0, self._covered, 1, 0, (), self._epoch, False))
         self._covered += 1
 
     def resize(self, batches: Sequence[int]) -> None:
         """Set the batches, by rank, of leases granted from now on."""
         self._history.append(("resize", batches))
-        if list(batches) != _batches(self._members.values()):
+        if list(batches) != batches_of(self._members.values()):
             self._deal = Deal()
         for member, batch in zip(self._members.values(), batches, strict=True):
             member.batch = batch
@@ -409,8 +345,6 @@ class Ledger:
         """Raise the number of wanted epochs to `epochs`; a smaller number changes nothing."""
         self._history.append(("extend", epochs))
         self._want(epochs)
-        if self._spec.shards:
-            self._end_epochs()  # all shards may be known to have nothing in it
 
     # ------------------------------------------------------------------------------------------------- snapshots
 
@@ -423,19 +357,18 @@ class Ledger:
             epoch=self._epoch,
             closed=self._closed,
             ended=self._ended,
-            frontier=0 if isinstance(self._pool, StreamParts) else self._pool.frontier,
-            returned=() if isinstance(self._pool, StreamParts) else self._pool.returned,
+            frontier=0,
+            returned=(),
             members=tuple(members),
             late=self._late,
             deal=self._deal,
-            stream=self._pool.snapshot() if isinstance(self._pool, StreamParts) else None,
         )
 
     @classmethod
-    def restore(cls, snapshot: LedgerSnapshot) -> Ledger:
+    def restore(cls, snapshot: LedgerSnapshot) -> Self:
         ledger = cls(snapshot.spec, step=snapshot.step)
-        ledger._pool = _pool_of(snapshot.spec, snapshot)
-        ledger._members = {one.worker: _Holder(one.batch, one.number, one.leases) for one in snapshot.members}
+        ledger._pool = cls._pool_of(snapshot.spec, snapshot)
+        ledger._members = {one.worker: LeaseHolder(one.batch, one.number, one.leases) for one in snapshot.members}
         ledger._epoch, ledger._closed, ledger._ended = snapshot.epoch, snapshot.closed, snapshot.ended
         ledger._late, ledger._deal = snapshot.late, snapshot.deal
         ledger._count_anew()
@@ -453,7 +386,8 @@ class Ledger:
         if places and places[0][0] < self._ended * self._spec.total:  # of a stream, too: its places have gaps beyond
             raise self._refused(f"I6: epoch {self._ended - 1} ended with samples untrained")
         for worker, member in self._members.items():
-            self._validate_member(worker, member)
+            if fault := member.fault(self._step, self._covered):
+                raise self._refused(f"I7: {worker}{fault}")
         end = self._spec.total * self._spec.epochs
         return sum(max(0, min(stop, end) - start) for start, stop in places)
 
@@ -472,7 +406,7 @@ class Ledger:
     def _want(self, epochs: int) -> None:
         if epochs > self._spec.epochs:
             self._spec = msgspec.structs.replace(self._spec, epochs=epochs)
-            self._pool.epochs = _leasable(self._spec)
+            self._pool.epochs = leasable(self._spec)
 
     def _epoch_at(self, step: int) -> int:
         """Return the epoch that `step` belongs to, by the leases not yet fully trained; -1 when none covers it."""
@@ -501,40 +435,16 @@ class Ledger:
         self._outdated_until = self._last_outdated()
 
     def _last_outdated(self) -> int:
-        return max(chain(self._outdated(), self._starved(), self._overtaking()), default=0)
-
-    def _outdated(self) -> Iterator[int]:
-        """Yield the last steps of leases whose batch is not the member's present one."""
-        for member in self._members.values():
-            yield from (lease.until_step for lease in member.leases if lease.batch != member.batch)
-
-    def _starved(self) -> Iterator[int]:
-        """Yield the last steps of leases that lack samples: of a whole round only the last step may be short."""
-        able = self._able()
-        for worker, member in self._members.items():
-            for lease in member.leases:
-                if len(lease) < (lease.steps - 1) * lease.batch and (able is None or worker in able):
-                    yield lease.until_step
+        outdated = outdated_leases.of_other_batches(self._members.values())
+        overtaking: Iterable[int] = ()
+        if self._spec.whole_epochs and not self._spec.by_sample:  # a script that cuts batches takes all as one stream
+            oldest = self._pool.first_epoch if self._may_overtake_unassigned() else None
+            overtaking = outdated_leases.overtaking([*self._all_leases()], self._covered, oldest)
+        return max(chain(outdated, outdated_leases.starved(self._members, self._able()), overtaking), default=0)
 
     def _able(self) -> frozenset[str] | None:
-        """Return the members that have whole batches of a stream at hand, if the samples are a stream's."""
-        pool, until = self._pool, self._spec.epochs - 1
-        if not isinstance(pool, StreamParts):
-            return None
-        return frozenset(w for w, one in self._members.items() if one.batch and pool.available(w, until) >= one.batch)
-
-    def _overtaking(self) -> Iterator[int]:
-        """Yield the ends of leases that overtake older samples: a lease of a later epoch is trained before samples of
-        an earlier one, which a member that is gone gave back when later epochs were leased already.
-        """
-        if not self._spec.whole_epochs or self._spec.by_sample:  # such a script takes what comes as one stream
-            return
-        leases = [*self._all_leases()]
-        late = {(lease.after_step, lease.ranges[0].epoch) for lease in leases if _brings_older(lease)}
-        if isinstance(self._pool, StreamParts) or self._pool.returned:
-            late.add((self._covered, self._pool.first_epoch))
-        for after_step, epoch in late:
-            yield from (one.until_step for one in leases if one.epoch > epoch and one.after_step < after_step)
+        """Return the members that could have whole batches; None: all."""
+        return None
 
     def _last_steps(self) -> dict[int, int]:
         """Map each epoch to the step that trains its last leased samples. Many a ledger is restored only to be read."""
@@ -570,122 +480,38 @@ class Ledger:
         if not newcomers:
             return
         example = next(member for member in self._members.values() if member.leases)
-        outdated = set(self._outdated())
+        outdated = set(outdated_leases.of_other_batches(self._members.values()))
         for beside in example.leases:
             after_step = max(beside.after_step, self._step)
             form = Lease(0, after_step, beside.until_step - after_step, 0, (), beside.epoch, beside.final)
             if beside.until_step in outdated:
-                self._give(newcomers, [0] * len(newcomers), form, batch=0)
+                self._give_nothing(newcomers, form, batch=0)
                 continue
             if self._spared and after_step < self._spared_until:
                 form = self._give_none(newcomers, form)
-            if not form.steps:
-                continue
-            if isinstance(self._pool, StreamParts):
-                self._give_of_stream(self._pool, uncovered, {}, form)
-                continue
-            counts = whole_batches(self._pool.count(self._limit(form.epoch)), form.steps, _batches(newcomers))
-            self._give(newcomers, counts, form)
+            if form.steps:
+                self._give_beside(uncovered, form)
         self._outdated_until = self._last_outdated()
 
-    def _give_none(self, members: Sequence[_Holder], form: Lease) -> Lease:
+    def _give_none(self, members: Iterable[LeaseHolder], form: Lease) -> Lease:
         """Lease the steps of `form` in which newcomers are spared, without samples; return the rest of the form."""
         none = min(form.steps, self._spared_until - form.after_step)
         left = form.steps - none
-        empty = msgspec.structs.replace(form, steps=none, final=form.final and not left)
-        self._give(members, [0] * len(members), empty)
+        self._give_nothing(members, msgspec.structs.replace(form, steps=none, final=form.final and not left))
         return msgspec.structs.replace(form, after_step=form.after_step + none, steps=left)
 
-    def _grant_round(self, steps: int) -> bool:
-        if isinstance(self._pool, StreamParts):
-            return self._grant_found(self._pool, steps)
-        members, epoch = tuple(self._members.values()), self._next_epoch()
-        available = self._pool.count(self._limit(epoch))
-        if not members or not available or epoch >= self._pool.epochs:
-            return False
-        deal = self._deal if self._deal.left > 0 else self._next_deal(available, epoch)
-        if not deal.left:
-            return False
-        batches = _batches(members)
-        if self._spared and self._covered < self._spared_until:
-            others = [0 if worker in self._spared else one.batch for worker, one in self._members.items()]
-            deal, batches = (Deal(self._spared_until - self._covered), others) if any(others) else (deal, batches)
-        until, dealt = evenly(available, deal.left, batches)
-        steps = min(steps, until)
-        counts = [min(count, steps * batch) for count, batch in zip(dealt, batches, strict=True)]
-        self._closed = sum(counts) == available
-        self._deal = Deal() if self._closed else Deal(until - steps, deal.steps)
-        self._epoch = epoch
-        self._give(members, counts, Lease(0, self._covered, steps, 0, (), epoch, self._closed), dealt=dealt)
-        self._covered += steps
-        return True
+    def _give_nothing(self, members: Iterable[LeaseHolder], form: Lease, *, batch: int | None = None) -> None:
+        for member in members:
+            self._lease(member, form, (), batch=batch)
 
-    def _grant_found(self, pool: StreamParts, steps: int) -> bool:
-        """Lease the next steps of a stream, as many as each member that may find more has whole batches for."""
-        epoch = self._next_epoch()
-        limit = self._limit(epoch)
-        if not self._members or epoch >= pool.epochs:
-            return False
-        if pool.virtual:
-            return self._grant_by_lane(pool, steps, epoch)
-        spared = self._spared if self._spared and self._covered < self._spared_until else frozenset[str]()
-        if spared:
-            steps = min(steps, self._spared_until - self._covered)
-        steps, counts = min(steps, LONGEST_ROUND), dict[str, int]()
-        for worker, member in self._members.items():
-            found = 0 if worker in spared or not member.batch else pool.available(worker, limit)
-            whole = found // member.batch if found else 0
-            if worker not in spared and member.batch and pool.is_awaited(worker, limit):
-                steps = min(steps, whole)
-            elif found:
-                steps = min(steps, max(1, whole))
-            counts[worker] = found
-        counts = {worker: min(found, steps * self._members[worker].batch) for worker, found in counts.items()}
-        if not any(counts.values()):
-            return False
-        self._epoch, self._closed = epoch, False
-        self._give_of_stream(pool, self._members, counts, Lease(0, self._covered, steps, 0, (), epoch, False))
-        self._covered += steps
-        if pool.first_epoch > limit:
-            self._close()
-        return True
-
-    def _grant_by_lane(self, pool: StreamParts, steps: int, epoch: int) -> bool:
-        """Lease the next steps of a stream to virtual workers, as many as are known; one that is short is the last."""
-        [member] = self._members.values()
-        most, limit = max(1, LONGEST_ROUND * 8 // max(8, pool.virtual)), self._limit(epoch)
-        given, ranges = pool.take_by_lane(member.batch, min(steps, most), limit)
-        if not given:
-            return False
+    def _lease(self, member: LeaseHolder, form: Lease, ranges: tuple[Range, ...], *, batch: int | None = None) -> None:
+        """Lease `ranges` to a member in the steps of `form`. `batch`: of each of these steps, if not the member's."""
+        size = member.batch if batch is None else batch
         member.number += 1
-        lease = Lease(member.number, self._covered, given, member.batch, ranges, epoch, by_shard=True)
-        self._epoch, self._closed, self._totals = epoch, False, None
-        self._note(lease, self._last_steps())
+        lease = msgspec.structs.replace(form, number=member.number, batch=size, ranges=ranges)
         member.leases += (lease,)
-        self._covered += given
-        if pool.first_epoch > limit:
-            self._close()
-        return True
-
-    def _give_of_stream(
-        self, pool: StreamParts, workers: Iterable[str], counts: Mapping[str, int], form: Lease
-    ) -> None:
-        """Lease to each worker its count of items of the shards that it holds; none where that is not said."""
         self._totals = None
-        last_steps, limit = self._last_steps(), self._limit(form.epoch)
-        for worker in workers:
-            member = self._members[worker]
-            member.number += 1
-            ranges = pool.take(worker, counts.get(worker, 0), limit, member.batch)
-            lease = msgspec.structs.replace(form, number=member.number, batch=member.batch, ranges=ranges)
-            member.leases += (lease,)
-            self._note(lease, last_steps)
-
-    def _close(self) -> None:
-        """Note that the newest round has taken the last of its epoch."""
-        self._closed = True
-        for member in self._members.values():
-            member.leases = (*member.leases[:-1], msgspec.structs.replace(member.leases[-1], final=True))
+        self._note(lease, self._last_steps())
 
     def _next_epoch(self) -> int:
         """Return the epoch of the next round: `spec.epochs` or more when it must wait for `extend`."""
@@ -701,43 +527,30 @@ class Ledger:
         """Return the last epoch that a round of `epoch` takes samples from."""
         return epoch if self._spec.whole_epochs else self._spec.epochs - 1
 
-    def _next_deal(self, available: int, epoch: int) -> Deal:
-        """Return the next deal; it has no steps if the rest must wait until all before it is trained."""
-        a_step = sum(_batches(self._members.values()))
-        steps = twice = min(2 * self._deal.steps, LONGEST_DEAL) if self._deal.steps > 0 else FIRST_DEAL
-        if not self._spec.whole_epochs:
-            # Members hold runs of the stream one after the other: without a bound the last would be epochs ahead.
-            steps = min(steps, -(-self._pool.count(epoch) // a_step))
-        if self._spec.by_sample:
-            last = 1 if self._covered == self._step else 0
-            steps = last if available <= a_step else min(steps, (available - 1) // a_step)
-        return Deal(steps, twice)
+    # ------------------------------------------------------------------------------------ what depends on the source
 
-    def _give(
-        self,
-        members: Sequence[_Holder],
-        counts: Sequence[int],
-        form: Lease,
-        *,
-        dealt: Sequence[int] | None = None,
-        batch: int | None = None,
-    ) -> None:
-        """Lease to each member its count of samples: the first of its dealt run, if `dealt` gives the runs' lengths."""
-        self._totals = None
-        if isinstance(self._pool, StreamParts):  # only what is empty is given so
-            hands: list[tuple[Range, ...]] = [() for _ in members]
-        else:
-            hands = self._pool.deal(counts if dealt is None else dealt, counts)
-        last_steps = self._last_steps()
-        for member, ranges in zip(members, hands, strict=True):
-            member.number += 1
-            size = member.batch if batch is None else batch
-            lease = msgspec.structs.replace(form, number=member.number, batch=size, ranges=ranges)
-            member.leases += (lease,)
-            self._note(lease, last_steps)
+    @staticmethod
+    @abstractmethod
+    def _pool_of(spec: DataSpec, snapshot: LedgerSnapshot | None = None) -> Pool:
+        """Make the pool of all samples, or the one that a snapshot was taken of."""
 
-    def _readers(self) -> Sequence[str]:
-        return [worker for worker, member in self._members.items() if member.batch]
+    @abstractmethod
+    def _grant_round(self, steps: int) -> bool:
+        """Extend all members' coverage by at most `steps`; return False if nothing can be leased now."""
+
+    @abstractmethod
+    def _give_beside(self, newcomers: Sequence[str], form: Lease) -> None:
+        """Lease to newcomers what there is for the steps of `form`, for which survivors have leases."""
+
+    @abstractmethod
+    def _may_overtake_unassigned(self) -> bool:
+        """Tell whether unassigned samples may be older than leased ones."""
+
+    @abstractmethod
+    def _unassigned_places(self) -> Iterator[tuple[int, int]]:
+        """Yield the places, as epoch * total + position, of samples that are unassigned."""
+
+    # -------------------------------------------------------------------------------------------------- all leases
 
     def _all_leases(self) -> Iterator[Lease]:
         return (lease for member in self._members.values() for lease in member.leases)
@@ -755,24 +568,9 @@ class Ledger:
         return lost, repeated
 
     def _places(self) -> Iterator[tuple[int, int]]:
-        if isinstance(self._pool, StreamParts):
-            yield from self._pool.places()
-        else:
-            yield from self._pool.returned
-            if self._pool.frontier < self._spec.total * self._spec.epochs:
-                yield self._pool.frontier, self._spec.total * self._spec.epochs
+        yield from self._unassigned_places()
         for piece in self._untrained():
             yield piece.epoch * self._spec.total + piece.start, piece.epoch * self._spec.total + piece.stop
-
-    def _validate_member(self, worker: str, member: _Holder) -> None:
-        at, number = self._step, member.number - len(member.leases)
-        for lease in member.leases:
-            number += 1
-            if lease.number != number or max(lease.after_step, self._step) != at or lease.until_step <= at:
-                raise self._refused(f"I7: {worker}'s leases have a gap at {lease}")
-            at = lease.until_step
-        if member.leases and at != self._covered:
-            raise self._refused(f"I7: {worker} runs dry at step {at}, others at {self._covered}")
 
     def _refused(self, what: str) -> InvalidTransition:
         state = f"ledger at step {self._step} of {self._covered} covered, {len(self._members)} members"
@@ -788,33 +586,7 @@ def _check(spec: DataSpec) -> None:
         raise UsageError(f"epochs is {spec.epochs}: ask elastic_shard_generator() for at least one")
 
 
-def _leasable(spec: DataSpec) -> int:
+def leasable(spec: DataSpec) -> int:
+    """Return the number of epochs that may be leased: with those of an open end that no script has asked for yet."""
     speculative = 1 if spec.shards else SPECULATIVE  # of a stream, each must be read
     return spec.epochs + speculative if spec.open_ended else spec.epochs
-
-
-def _pool_of(spec: DataSpec, snapshot: LedgerSnapshot | None = None) -> Unassigned | StreamParts:
-    if spec.shards:
-        return StreamParts(spec, _leasable(spec), None if snapshot is None else snapshot.stream)
-    if snapshot is None:
-        return Unassigned(spec.total, _leasable(spec))
-    return Unassigned(spec.total, _leasable(spec), snapshot.frontier, snapshot.returned)
-
-
-def _by_worker(roster: Sequence[str], batches: Sequence[int] | None, spec: DataSpec) -> dict[str, int]:
-    return dict(zip(_distinct(roster), batches or [spec.batch] * len(roster), strict=True))
-
-
-def _brings_older(lease: Lease) -> bool:
-    """Tell whether `lease` begins with samples of an epoch before its own."""
-    return bool(lease.ranges) and lease.ranges[0].epoch < lease.epoch
-
-
-def _batches(members: Iterable[_Holder]) -> list[int]:
-    return [member.batch for member in members]
-
-
-def _distinct(roster: Sequence[str]) -> Sequence[str]:
-    if len(set(roster)) != len(roster):
-        raise InvalidTransition("ledger", f"a worker is twice in the roster {list(roster)} (I2)")
-    return roster

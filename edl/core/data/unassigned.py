@@ -10,11 +10,28 @@ returned pieces, sorted, and everything from the frontier on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from edl.core.data.rounds import deal
 from edl.protocol.data_nouns import Range, cut
 
 Piece = tuple[int, int]  # places from..to-1
+
+
+class Pool(Protocol):
+    """The samples that no worker holds, in the order in which they are leased."""
+
+    epochs: int  # those of later ones are not leased yet
+
+    @property
+    def first_epoch(self) -> int: ...  # with samples left; `epochs` when none are
+
+    @property
+    def handed_out(self) -> int: ...  # samples that were taken and did not come back
+
+    def count(self, until_epoch: int) -> int: ...  # samples of all epochs up to and with it
+
+    def give_back(self, ranges: Iterable[Range]) -> None: ...
 
 
 class Unassigned:

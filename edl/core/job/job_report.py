@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from edl.core.data.batching import in_force
+from edl.core.data.ledgers import restored_ledger
 from edl.core.data.sample_ledger import Ledger
 from edl.core.driver import horovod_counts
 from edl.core.job.counters import certain
@@ -102,7 +103,7 @@ def _as_trained(record: Record, present: Ledger | None) -> Ledger | None:
     """Return the data on record, with the samples since seen to be trained."""
     if record.ledger is None or present is None:
         return None
-    ledger = Ledger.restore(record.ledger)
+    ledger = restored_ledger(record.ledger)
     ledger.commit(max(ledger.step, min(present.step, ledger.covered_step)))
     return ledger
 

@@ -10,7 +10,7 @@ from functools import cached_property
 import msgspec
 
 from edl.core.data.ledger_versions import ALL
-from edl.core.data.sample_ledger import Ledger
+from edl.core.data.ledgers import restored_ledger
 from edl.core.driver import horovod_counts
 from edl.core.job.local_ranks import Ranks, ranks_of
 from edl.core.switch.address_exchange import partners
@@ -230,7 +230,7 @@ class _Data:
 
     def __init__(self, snapshot: LedgerSnapshot) -> None:
         self.snapshot = snapshot
-        ledger = Ledger.restore(snapshot)
+        ledger = restored_ledger(snapshot)
         self._leases = {member.worker: member.leases for member in snapshot.members}
         self._parts = () if snapshot.stream is None else snapshot.stream.parts
         self._totals, self._covered_step, self._last = ledger.totals(), ledger.covered_step, ledger.fully_leased

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edl.coordination.store import MAX_VALUE_BYTES
-from edl.core.data.sample_ledger import Ledger
+from edl.core.data.ledgers import new_ledger
 from edl.core.job.leader_machine import new_record
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import Identity, Member, Plan, Record, WorkerState, decode_record, encode_record
@@ -14,7 +14,7 @@ from edl.protocol.record import Identity, Member, Plan, Record, WorkerState, dec
 
 def record(workers: int, plans: int = 0) -> Record:
     names = tuple(f"w{number:08x}" for number in range(workers))
-    ledger = Ledger(DataSpec(10**9, 3, 32, shuffle=True), names)
+    ledger = new_ledger(DataSpec(10**9, 3, 32, shuffle=True), names)
     ledger.grant(60)
     ledger.commit(30)
     ledger.grant(90)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from torch.utils.data.distributed import DistributedSampler
 
-from edl.core.data.sample_ledger import Ledger
+from edl.core.data.ledgers import new_ledger
 from edl.protocol.data_nouns import DataSpec
 from edl.torchrun.sampler_order import drawn, places
 
 
 def dealt(total: int, batch: int, size: int) -> list[list[int]]:
     """Return the positions of each worker, in the order of its steps, as the job's own ledger leases them."""
-    ledger, workers = Ledger(DataSpec(total, 1, batch), [str(rank) for rank in range(size)]), range(size)
+    ledger, workers = new_ledger(DataSpec(total, 1, batch), [str(rank) for rank in range(size)]), range(size)
     step, found = 0, [list[int]() for _ in workers]
     while given := ledger.grant(step := step + 5):  # by little pieces, as a leader does
         for rank in workers:

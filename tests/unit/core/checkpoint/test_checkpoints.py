@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.core.data.resume_position import is_inherited, projected
-from edl.core.data.sample_ledger import Ledger
 from edl.core.job.commit import Publish, WriteManifest, Writing, Written, decide
 from edl.core.job.job_report import status_of
 from edl.core.job.lead_times import LeadTimes
@@ -119,7 +119,7 @@ def test_what_is_announced_is_told_anew_where_leases_are_cut_before_its_step() -
     again = job.record.saving
     assert job.record.rebatch is None
     assert again is not None and again.number == saving.number and again.ledger != saving.ledger
-    assert trained_by(again.ledger) == trained_by(projected(Ledger.restore(job.record.ledger), saving.after_step))
+    assert trained_by(again.ledger) == trained_by(projected(restored_ledger(job.record.ledger), saving.after_step))
 
 
 def test_a_saving_whose_step_the_data_does_not_reach_any_more_is_given_up() -> None:
@@ -386,7 +386,7 @@ def test_a_record_with_a_saving_is_kept_and_read_again() -> None:
 
 
 def saved_data(size: int = 2) -> Resumed:
-    ledger = Ledger(DATA, [f"w{rank}" for rank in range(size)])
+    ledger = new_ledger(DATA, [f"w{rank}" for rank in range(size)])
     ledger.grant(40)
     return Resumed(17, 1, "/c/j/0001", projected(ledger, 17))
 

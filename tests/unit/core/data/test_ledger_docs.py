@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from edl.core.data.ledgers import new_ledger
 from edl.core.data.sample_ledger import Ledger
 from edl.protocol.data_nouns import DataSpec, Range
 
@@ -34,7 +35,7 @@ def written(piece: Range) -> str:
 
 
 def test_the_example_is_true():
-    ledger = Ledger(DataSpec(total=48, epochs=1, batch=4), ["a", "b"])
+    ledger = new_ledger(DataSpec(total=48, epochs=1, batch=4), ["a", "b"])
     ledger.grant(3)
     before = table_of(ledger)
     ledger.enter(["a", "c", "d"], 1)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.core.data.sample_ledger import SPECULATIVE, Ledger
 from edl.core.data.unassigned import Unassigned
 from edl.errors import InvalidTransition, UsageError
@@ -14,7 +15,7 @@ from edl.protocol.data_nouns import DataCounts, DataSpec, Deal, Lease, LedgerSna
 
 
 def ledger_of(total: int, *roster: str, epochs: int = 1, batch: int = 4, **mode: Any) -> Ledger:
-    return Ledger(DataSpec(total, epochs, batch, **mode), roster)
+    return new_ledger(DataSpec(total, epochs, batch, **mode), roster)
 
 
 def samples(leases: tuple[Lease, ...]) -> list[tuple[int, ...]]:
@@ -149,7 +150,7 @@ def test_what_is_on_record_of_a_deal_can_be_wrong_and_hurt_no_sample():
     ledger = ledger_of(1000, "a", "b")
     ledger.grant(10)
     for deal in (Deal(-5, 64), Deal(0, -1), Deal(10**12, -1), Deal(3, 10**12)):
-        restored = Ledger.restore(msgspec.structs.replace(ledger.snapshot(), deal=deal))
+        restored = restored_ledger(msgspec.structs.replace(ledger.snapshot(), deal=deal))
         assert sum(run_out(restored)) == 1000
 
 
@@ -158,7 +159,7 @@ def test_a_ledger_that_was_kept_before_there_were_deals_goes_on():
     ledger.grant(10)
     fields = msgspec.json.decode(msgspec.json.encode(ledger.snapshot()))
     del fields["deal"]
-    restored = Ledger.restore(msgspec.convert(fields, LedgerSnapshot))
+    restored = restored_ledger(msgspec.convert(fields, LedgerSnapshot))
     assert ledger.validate() == restored.validate() == 10**4
     restored.grant(100)
     assert ends_of_rounds(restored) == [10, 74, 100]
@@ -220,7 +221,7 @@ def test_where_an_epoch_ends_a_worker_has_two_samples_or_none_as_batch_norm_cann
 
 
 def test_batches_of_one_stay_so():
-    ledger = Ledger(DataSpec(total=5, epochs=1, batch=1), ["a", "b", "c"])
+    ledger = new_ledger(DataSpec(total=5, epochs=1, batch=1), ["a", "b", "c"])
     ledger.grant(5)
     assert [len(ledger.leases(worker)[0]) for worker in "abc"] == [2, 2, 1]
 
@@ -245,7 +246,7 @@ def test_without_members_nothing_is_granted():
 )
 def test_a_spec_without_work_is_refused(spec, message):
     with pytest.raises(UsageError, match=message):
-        Ledger(spec)
+        new_ledger(spec)
 
 
 # ------------------------------------------------------------------------------------------- comings and goings
@@ -406,7 +407,7 @@ def test_lease_numbers_have_no_gaps_over_leaders_and_generations():
     ledger = ledger_of(1000, "a", "b")
     ledger.grant(2)
     ledger.commit(2)
-    ledger = Ledger.restore(ledger.snapshot())
+    ledger = restored_ledger(ledger.snapshot())
     ledger.grant(4)
     ledger.enter(["b", "c"], 3)
     ledger.grant(6)
@@ -421,7 +422,7 @@ def test_members_may_take_batches_of_their_own():
     ledger = ledger_of(28, "a", "b")
     snapshot = ledger.snapshot()
     slow = msgspec.structs.replace(snapshot.members[1], batch=2)
-    ledger = Ledger.restore(msgspec.structs.replace(snapshot, members=(snapshot.members[0], slow)))
+    ledger = restored_ledger(msgspec.structs.replace(snapshot, members=(snapshot.members[0], slow)))
     ledger.grant(99)
     assert [len(ledger.leases(worker)[0]) for worker in "ab"] == [20, 8]  # four steps of 4 + 2, then 4 and none
     assert run_out(ledger) == [6, 6, 6, 6, 4]
@@ -565,7 +566,7 @@ def test_by_sample_what_comes_back_too_late_waits_for_the_next_pass():
     ledger.enter(["a"], 0)  # in the final step: b's 3 samples come back, and a's own batch is its last
     assert ledger.grant(9) == {}
     ledger.commit(1)
-    ledger = Ledger.restore(ledger.snapshot())
+    ledger = restored_ledger(ledger.snapshot())
     assert ledger.grant(9) == {}
     ledger.extend(2)
     assert samples(ledger.grant(2)["a"]) == [(0, 3, 6), (1, 0, 1)]
@@ -628,13 +629,13 @@ def test_validate_sees_what_must_never_be(change, message):
     first, second = snapshot.members
     wrong = msgspec.structs.replace(second, leases=(msgspec.structs.replace(second.leases[0], **change),))
     with pytest.raises(InvalidTransition, match=message):
-        Ledger.restore(msgspec.structs.replace(snapshot, members=(first, wrong))).validate()
+        restored_ledger(msgspec.structs.replace(snapshot, members=(first, wrong))).validate()
 
 
 def test_validate_sees_an_epoch_that_ended_too_early():
     ledger = ledger_of(100, "a", epochs=2)
     with pytest.raises(InvalidTransition, match="I6: epoch 0 ended"):
-        Ledger.restore(msgspec.structs.replace(ledger.snapshot(), ended=1)).validate()
+        restored_ledger(msgspec.structs.replace(ledger.snapshot(), ended=1)).validate()
 
 
 # -------------------------------------------------------------------------------------------------- size and cost
@@ -643,7 +644,7 @@ def test_validate_sees_an_epoch_that_ended_too_early():
 def test_a_billion_samples_and_a_thousand_workers_cost_what_the_workers_cost():
     """Counted, not timed: every grant creates a few leases per worker, however many steps and samples it covers."""
     workers = [f"worker-{number:04}" for number in range(1000)]
-    ledger = Ledger(DataSpec(10**9, 90, 64, shuffle=True), workers)
+    ledger = new_ledger(DataSpec(10**9, 90, 64, shuffle=True), workers)
     given = ledger.grant(10_000)
     assert sum(map(len, given.values())) == 8 * 1000  # one for each deal: of 64 steps, 128, ...
     assert len(ledger.snapshot().returned) == 999  # of each run what is not leased yet, but for the last
@@ -654,7 +655,7 @@ def test_a_billion_samples_and_a_thousand_workers_cost_what_the_workers_cost():
     assert sum(map(len, ledger.grant(11_000).values())) == 5 * 250
     wire = msgspec.msgpack.encode(ledger.snapshot())
     assert len(wire) < 60_000
-    restored = Ledger.restore(msgspec.msgpack.decode(wire, type=LedgerSnapshot))
+    restored = restored_ledger(msgspec.msgpack.decode(wire, type=LedgerSnapshot))
     assert restored.snapshot() == ledger.snapshot()
     assert restored.totals() == ledger.totals() == (Totals(11_000, 250 * 64),)
 
@@ -694,7 +695,7 @@ def test_a_newcomer_that_finds_all_leased_gets_its_share_when_leases_are_cut_ane
     ledger.grant(3)
     assert samples(ledger.leases("b")) == []
     assert ledger.outdated_until == 26
-    assert Ledger.restore(ledger.snapshot()).outdated_until == 26
+    assert restored_ledger(ledger.snapshot()).outdated_until == 26
     ledger.rebatch(5)
     ledger.grant(100)
     assert ledger.outdated_until == 0
@@ -723,7 +724,7 @@ def test_a_newcomer_whose_script_cuts_batches_itself_gets_whole_ones_too():
 
 
 def test_a_step_without_samples_comes_before_the_last_short_one():
-    ledger = Ledger(DataSpec(total=25, epochs=1, batch=10, by_sample=True), ["w0", "w1"])
+    ledger = new_ledger(DataSpec(total=25, epochs=1, batch=10, by_sample=True), ["w0", "w1"])
     ledger.grant(9)
     assert (ledger.covered_step, ledger.holds_back) == (1, True)
     ledger.idle()
@@ -746,7 +747,7 @@ def test_samples_that_come_back_after_the_last_batch_of_scripts_are_stranded_tho
     assert not ledger.fully_leased, "a second round of them waits for the first"
     ledger.commit(1)
     assert ledger.stranded
-    assert Ledger.restore(ledger.snapshot()).stranded
+    assert restored_ledger(ledger.snapshot()).stranded
 
 
 def test_scripts_that_break_off_strand_nothing():
@@ -785,11 +786,11 @@ def epochs_by_step(ledger: Ledger) -> list[set[int]]:
 def test_what_a_lost_worker_held_is_trained_before_epochs_that_no_pipeline_has_read_of():
     ledger = three_that_are_epochs_ahead()
     assert ledger.outdated_until == 16, "it would come after all eight epochs"
-    assert Ledger.restore(ledger.snapshot()).outdated_until == 16
+    assert restored_ledger(ledger.snapshot()).outdated_until == 16
     ledger.rebatch(3)
     ledger.grant(11)
     assert epochs_by_step(ledger) == [{1}, {1}, {1}, {2}, {2}, {2}, {3}, {3}, {3}]
-    assert Ledger.restore(ledger.snapshot()).outdated_until == 0
+    assert restored_ledger(ledger.snapshot()).outdated_until == 0
     assert run_out(ledger) == [8] * 21
 
 
@@ -806,7 +807,7 @@ def test_what_came_to_be_leased_after_a_later_epoch_is_seen_there():
     ledger = three_that_are_epochs_ahead()
     ledger.grant(23)
     assert ledger.snapshot().returned == () and epochs_by_step(ledger)[14:16] == [{1, 4}, {1, 5}]
-    assert Ledger.restore(ledger.snapshot()).outdated_until == 16
+    assert restored_ledger(ledger.snapshot()).outdated_until == 16
     ledger.rebatch(2)
     ledger.grant(8)
     assert epochs_by_step(ledger) == [{1}, {1}, {1}, {2}, {2}, {2}]

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.core.data.resume_position import rebased
 from edl.core.data.sample_ledger import Ledger
 from edl.core.data.stream_parts import StreamParts
@@ -14,7 +15,7 @@ from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Range, ShardPart
 
 def ledger_of(*workers: str, shards: int = 4, at_once: int = 1, batch: int = 2, epochs: int = 1) -> Ledger:
     spec = DataSpec(shards * ITEMS, epochs, batch, shards=shards, at_once=at_once)
-    ledger = Ledger(spec, workers)
+    ledger = new_ledger(spec, workers)
     ledger.grant(100)
     return ledger
 
@@ -177,7 +178,7 @@ def test_another_life_of_as_many_workers_reads_as_the_one_before():
     ledger.learn([found(part, 8) for part in range(4)])
     ledger.grant(3)
     before = {part: "ab".index(holder) for part, holder in holders(ledger).items()}
-    again = Ledger.restore(rebased(ledger.snapshot()))
+    again = restored_ledger(rebased(ledger.snapshot()))
     again.hand_over(["c", "d"])
     again.enter(["c", "d"], 0)
     assert {part: "cd".index(holder) for part, holder in holders(again).items()} == before
@@ -200,7 +201,7 @@ def test_an_epoch_ends_with_its_last_shard_and_the_next_is_read_before():
 def test_no_step_reaches_into_another_epoch_however_many_there_are(virtual):
     """The rounds of an epoch are many, and so are the epochs after the first one that ended."""
     lengths = (14, 4, 6, 2)
-    ledger = Ledger(DataSpec(4 * ITEMS, 5, 2, shards=4, at_once=8, virtual=virtual), ["a"])
+    ledger = new_ledger(DataSpec(4 * ITEMS, 5, 2, shards=4, at_once=8, virtual=virtual), ["a"])
     ledger.grant(1)
     taken, step = Counter[int](), 0
     while not ledger.exhausted:

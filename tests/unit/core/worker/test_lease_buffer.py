@@ -10,6 +10,7 @@ from functools import partial
 import msgspec
 import pytest
 
+from edl.core.data.ledgers import new_ledger
 from edl.core.data.sample_ledger import Ledger
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.assignment import Share
@@ -22,7 +23,7 @@ from tests.model.one_worker_data import share_of
 
 def open_ended() -> tuple[Ledger, LeaseBuffer]:
     """Two workers, three steps an epoch, of which one is wanted and more are leased."""
-    ledger, leases = Ledger(DataSpec(24, 1, 4, open_ended=True), ["a", "b"]), LeaseBuffer()
+    ledger, leases = new_ledger(DataSpec(24, 1, 4, open_ended=True), ["a", "b"]), LeaseBuffer()
     ledger.grant(9)
     leases.want(1)
     leases.adopt(share_of(ledger, "a"), (1, 1))
@@ -61,7 +62,7 @@ def test_which_epochs_are_over_follows_from_the_leases_and_not_from_who_has_aske
 
 
 def test_where_nothing_is_left_to_be_leased_all_epochs_that_are_wanted_are_over():
-    ledger, leases = Ledger(DataSpec(24, 2, 4), ["a", "b"]), LeaseBuffer()
+    ledger, leases = new_ledger(DataSpec(24, 2, 4), ["a", "b"]), LeaseBuffer()
     leases.want(2)
     assert leases.epochs_before(1) is None
     ledger.grant(5)
@@ -74,7 +75,7 @@ def test_where_nothing_is_left_to_be_leased_all_epochs_that_are_wanted_are_over(
 
 def test_a_pass_cut_by_the_script_is_over_with_its_short_last_step_whatever_comes_back():
     """What a lost worker held of that step waits for the next epoch, which is leased once a script begins it."""
-    ledger, leases = Ledger(DataSpec(20, 1, 4, by_sample=True), ["a", "b"]), LeaseBuffer()
+    ledger, leases = new_ledger(DataSpec(20, 1, 4, by_sample=True), ["a", "b"]), LeaseBuffer()
     leases.want(1, by_sample=True)
     ledger.grant(9)
     ledger.commit(2)
@@ -136,7 +137,7 @@ def test_leases_that_were_taken_back_give_way_to_those_of_the_next_generation():
 
 
 def test_who_waits_for_samples_has_them_as_soon_as_they_come_and_hears_where_none_will():
-    ledger, leases = Ledger(DataSpec(16, 1, 4), ["a", "b"]), SharedLeases()
+    ledger, leases = new_ledger(DataSpec(16, 1, 4), ["a", "b"]), SharedLeases()
     leases.want(1)
     found: queue.Queue[bool] = queue.Queue()
 
@@ -168,7 +169,7 @@ def test_who_waits_beyond_a_mark_is_freed_when_the_trainer_ends():
 
 
 def test_the_samples_of_all_steps_are_those_of_all_epochs():
-    ledger, leases, found = Ledger(DataSpec(50, 2, 4), ["a", "b"]), LeaseBuffer(), []
+    ledger, leases, found = new_ledger(DataSpec(50, 2, 4), ["a", "b"]), LeaseBuffer(), []
     while not ledger.exhausted:
         if ledger.step == 3:
             ledger.enter(["a", "b", "c"], 3)
@@ -188,7 +189,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.leases = SharedLeases()
-        self.ledger = Ledger(DataSpec(40, 1, 4), ["a", "b"])
+        self.ledger = new_ledger(DataSpec(40, 1, 4), ["a", "b"])
         self.ledger.grant(5)
         self.committed = self.version = 0
         self.hear()

@@ -21,7 +21,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from edl.clock import ManualClock
-from edl.core.data.sample_ledger import Ledger
+from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.daemon.metrics import exposition, metrics_server
 from edl.daemon.metrics.families import DaemonSeen, Family, Type, families, of_job
 from edl.daemon.metrics.metrics_server import AT_ONCE, MetricsServer
@@ -130,16 +130,16 @@ def test_where_a_job_stands_is_each_in_its_own_line() -> None:
 
 def test_samples_lost_and_repeated_are_those_of_the_ledgers_books() -> None:
     """Of books that are spoilt on purpose: one epoch is called ended too early, and a lease is there twice."""
-    ledger = Ledger(DataSpec(100, 2, 4), ["a", "b"])
+    ledger = new_ledger(DataSpec(100, 2, 4), ["a", "b"])
     ledger.grant(5)
     books = ledger.snapshot()
     one, other = books.members
     spoilt = msgspec.structs.replace(other, leases=one.leases)
-    ledger = Ledger.restore(msgspec.structs.replace(books, ended=1, members=(one, spoilt)))
+    ledger = restored_ledger(msgspec.structs.replace(books, ended=1, members=(one, spoilt)))
     shown = values(exposition.encoded(of_job(status(data=ledger.counts()), 1000.0), "")[0].decode())
     assert shown["edl_job_samples_repeated{}"] == 20.0
     assert shown["edl_job_samples_lost{}"] == 80.0  # 60 unassigned, and the 20 that both hold
-    ledger = Ledger(DataSpec(100, 2, 4), ["a", "b"])
+    ledger = new_ledger(DataSpec(100, 2, 4), ["a", "b"])
     ledger.grant(5)
     shown = values(exposition.encoded(of_job(status(data=ledger.counts()), 1000.0), "")[0].decode())
     assert shown["edl_job_samples_repeated{}"] == shown["edl_job_samples_lost{}"] == 0.0

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edl.core.data.ledgers import new_ledger
 from edl.core.data.sample_ledger import Ledger
 from edl.errors import DataError, UsageError
 from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, ShardPart
@@ -429,7 +430,7 @@ def test_the_ledger_of_a_stream_is_small():
     import msgspec
 
     spec = DataSpec(2000 * ITEMS, 1, 4, shards=2000, at_once=0)
-    ledger = Ledger(spec, [f"w{number}" for number in range(8)])
+    ledger = new_ledger(spec, [f"w{number}" for number in range(8)])
     ledger.grant(1)
     parts = parts_of(ledger)
     marks = tuple(Mark(item, b"x" * 40, 7) for item in range(0, 300, 60))
