@@ -146,10 +146,10 @@ def cut(
     }
     nothing: _OfWorkers = [((), ())] * workers
     rows = [of_process.get(process, nothing)[worker] for worker in range(workers) for process in range(processes)]
-    first = tuple(Slice(tensor.name, 0, tensor.bytes) for tensor in early if tensor.bytes)
     slices, here = ([row[which] for row in rows] for which in (0, 1))
-    for each in (slices, here):
-        each[holders[0]] = (*first, *each[holders[0]])
+    for process in holders:  # of the first worker
+        [(first, lying)] = _of_process(early, 1, process, holdings or {}, all_others=process == holders[0])
+        slices[process], here[process] = (*first, *slices[process]), (*lying, *here[process])
     return PartPlan(tuple(slices), tuple(here))
 
 

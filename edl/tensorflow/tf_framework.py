@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from edl.checkpoints.shard_ranges import ElementRun
 from edl.collectives.horovod_environment import prepare_environment
 from edl.collectives.horovod_ring import HorovodRing
 from edl.collectives.name_warmup import Named
@@ -80,7 +81,7 @@ class TensorFlowFramework:
         prepare_environment()
         self._collectives = TensorFlowCollectives()
         self.ring = HorovodRing("horovod.tensorflow", self._collectives, _failed, self._named)
-        self.sort = TensorFlowTensors()
+        self.sort = self.stored_sort = TensorFlowTensors()
         self._share = TensorShare(lambda: self.ring.size)
         self._measures = Measures(Waiting(), TensorNoise())
         self._averaged = Averaged()
@@ -271,6 +272,12 @@ class TensorFlowFramework:
         else:
             dtype = tf.as_dtype(contents.dtype).as_numpy_dtype
             contents.assign(np.frombuffer(raw, dtype).reshape(tuple(contents.shape)))
+
+    def held_by(self, contents: Any, processes: int) -> Sequence[Sequence[ElementRun]]:  # noqa: ARG002 - all is whole
+        return ()
+
+    def held_here(self, contents: Any) -> Sequence[ElementRun]:  # noqa: ARG002 - as above
+        return ()
 
     @functools.cached_property
     def apart(self) -> TensorFlowApart | None:

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from edl import ownership
+from edl.checkpoints.shard_ranges import ElementRun
 from edl.collectives.horovod_environment import prepare_environment
 from edl.collectives.name_warmup import Named
 from edl.collectives.ring_port import GradientWeight
@@ -35,7 +36,7 @@ from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.nccl_sums import Gpu
 from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
 from edl.torch.part_sums import TorchPartSums
-from edl.torch.sharded import averaged_by_fsdp, check_sharding, is_sharded, local_of
+from edl.torch.sharded import averaged_by_fsdp, check_sharding, held_by, held_here, is_sharded, local_of
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.torch_fingerprints import fingerprints, fingerprints_begun
 from edl.torch.torch_reducer import USUAL, Manner, Reducer
@@ -50,7 +51,7 @@ from edl.torch.torch_state import (
     synchronize_rest,
 )
 from edl.torch.torch_state_split import TorchApart
-from edl.torch.torch_tensors import TorchTensors
+from edl.torch.torch_tensors import TorchTensors, WholeTensors
 from edl.torch.torch_unwrapped import TorchUnwrapped
 from edl.torch.within_worker import refuse_copies
 from edl.torch.wrapped import Wrapped, make_equal
@@ -97,6 +98,7 @@ class TorchFramework:
     def __init__(self) -> None:
         prepare_environment()
         self.sort = TorchTensors()
+        self.stored_sort = WholeTensors()
         self.loading = LoadingSeeds()
         self._share = GradientWeight()
         self.updates_due = UpdatesDue()
@@ -263,10 +265,16 @@ class TorchFramework:
         self.loading.give_back(states)
 
     def bytes_of(self, contents: Any) -> bytes:
-        return bytes(bytes_of(_tensor(contents)))
+        return bytes(bytes_of(local_of(_tensor(contents))))
 
     def put_bytes(self, contents: Any, raw: memoryview) -> None:
-        put_bytes(_tensor(contents), raw)
+        put_bytes(local_of(_tensor(contents)), raw)
+
+    def held_by(self, contents: Any, processes: int) -> Sequence[Sequence[ElementRun]]:
+        return held_by(contents, processes)
+
+    def held_here(self, contents: Any) -> Sequence[ElementRun]:
+        return held_here(contents) if is_sharded(contents) else ()
 
     @property
     def apart(self) -> TorchApart:

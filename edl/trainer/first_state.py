@@ -94,12 +94,11 @@ class FirstState:
 
         self._framework.restore(head.state, fill)
         more = [one for one in tensors if one.belongs == "registered"]
-        self._extras.restore(
-            self._framework,
-            head.registered,
-            lambda number, into: found.read(more[number].name, into),
-            [one.bytes for one in more],
-        )
+
+        def fill_registered(number: int, into: memoryview, offset: int = 0) -> None:
+            found.read_range(more[number].name, offset, into)
+
+        self._extras.restore(self._framework, head.registered, fill_registered, [one.bytes for one in more])
         if (size, processes) == (manifest.size, manifest.processes):
             self._give_back_random_states(found, rank * processes + limb)
 

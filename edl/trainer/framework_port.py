@@ -118,6 +118,10 @@ class Framework(Protocol):
     def sort(self) -> Tensors:
         """Values of this framework that scripts may register."""
 
+    @property
+    def stored_sort(self) -> Tensors:
+        """The same values as a checkpoint has them, of which this process may hold a part."""
+
     def broadcast(self, contents: Sequence[Any], root: int) -> int:
         """Fill `contents` with those of rank `root`, in place; return the bytes moved.
 
@@ -159,6 +163,12 @@ class Framework(Protocol):
 
     def put_bytes(self, contents: Any, raw: memoryview) -> None:
         """Fill `contents` with `raw`."""
+
+    def held_by(self, contents: Any, processes: int) -> Sequence[Sequence[ElementRun]]:
+        """Return the bytes of sharded contents that each of a worker's processes writes; () of what is whole."""
+
+    def held_here(self, contents: Any) -> Sequence[ElementRun]:
+        """Return the bytes of sharded contents that this process has; () of what is whole."""
 
     @property
     def apart(self) -> Apart | None:

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from edl.checkpoints.shard_ranges import ElementRun
 from edl.errors import UsageError
 from edl.trainer.arrays import Arrays
-from edl.trainer.framework_port import Apart, Framework
+from edl.trainer.framework_port import Apart, Fill, Framework
 from edl.trainer.packing import Packing, Unpacking, has_state
 from edl.trainer.value_tree import CannotTravel, Content, Node, Tensors
 
@@ -87,8 +88,9 @@ class StoredContent(NamedTuple):
     """Contents that travel beside the tree of a checkpoint."""
 
     path: str
-    form: tuple[str, tuple[int, ...], int]  # type, shape, bytes
-    raw: bytes
+    form: tuple[str, tuple[int, ...], int]  # type, shape, bytes: of the whole tensor
+    raw: bytes  # what this process has of it
+    held: Sequence[Sequence[ElementRun]] = ()  # of a sharded one: the bytes that each process of a worker writes
 
 
 class Stored(NamedTuple):
@@ -155,8 +157,8 @@ class RegisteredState:
         except RecursionError:
             raise UsageError(f"{call}: a {type(value).__qualname__} that contains itself cannot travel") from None
 
-    def _packed(self) -> tuple[dict[str, Node], list[Content]]:
-        packing = Packing(self._sorts)
+    def _packed(self, sorts: Sequence[Tensors] = ()) -> tuple[dict[str, Node], list[Content]]:
+        packing = Packing(sorts or self._sorts)
         return {name: packing.of(value, _call(name)) for name, value in self.values.items()}, packing.contents
 
     def synchronize(self, framework: Framework, root: int, *, is_root: bool) -> None:
@@ -191,42 +193,30 @@ class RegisteredState:
         apart.put(contents, raw)
         self.values.update({name: value() for name, value in coming.items()})
 
-    def stored(self, framework: Framework) -> Stored:
-        """Copy all values for a checkpoint. Raises UsageError for one of which other processes have the rest."""
-        nodes, contents = self._packed()
-        copies = [(content, framework.bytes_of(content.contents)) for content in contents]
-        forms = [content.sort.form(content.tensor) for content in contents]
-        for content, form in zip(contents, forms, strict=True):
-            if form is not None and form.is_part:
-                raise UsageError(f"{content.path} is sharded: such values are not saved; register what is whole")
-        return Stored(
-            msgspec.msgpack.encode(nodes),
-            [
-                StoredContent(
-                    f"{number}.{content.path}",
-                    ("uint8" if form is None else form.dtype, form.shape if form else (len(raw),), len(raw)),
-                    raw,
-                )
-                for number, ((content, raw), form) in enumerate(zip(copies, forms, strict=True))
-            ],
-        )
+    def stored(self, framework: Framework, processes: int = 1) -> Stored:
+        """Copy all values for a checkpoint, or what this one of the worker's `processes` has of them."""
+        nodes, contents = self._packed(_stored_sorts(framework))
+        stored = [_stored(number, content, framework, processes) for number, content in enumerate(contents)]
+        return Stored(msgspec.msgpack.encode(nodes), stored)
 
-    def restore(
-        self, framework: Framework, tree: bytes, fill: Callable[[int, memoryview], None], sizes: Sequence[int]
-    ) -> None:
-        """Take over values from a checkpoint. `fill` puts contents of so many bytes, by number, into a buffer.
+    def restore(self, framework: Framework, tree: bytes, fill: Fill, sizes: Sequence[int]) -> None:
+        """Take over values from a checkpoint. `fill` puts contents, of so many bytes, into a buffer.
 
         Raises UsageError where they differ in form.
         """
         nodes = msgspec.msgpack.decode(tree, type=dict[str, Node])
         if missing := nodes.keys() - self.values.keys() - {STANDING}:
             raise UsageError(f"edl.register(): {', '.join(sorted(missing))} of the checkpoint is not registered here")
-        unpacking = Unpacking(self._sorts, "{path} is not what it is in the checkpoint")
+        unpacking = Unpacking(_stored_sorts(framework), "{path} is not what it is in the checkpoint")
         coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
         for number, (contents, size) in enumerate(zip(unpacking.contents, sizes, strict=True)):
-            raw = bytearray(size)
-            fill(number, memoryview(raw))
-            framework.put_bytes(contents, memoryview(raw))
+            runs = framework.held_here(contents) or (ElementRun(0, size),)
+            raw, at = memoryview(bytearray(sum(run.length for run in runs))), 0
+            for run in runs:
+                if run.length:
+                    fill(number, raw[at : at + run.length], run.offset)
+                at += run.length
+            framework.put_bytes(contents, raw)
         self.values.update({name: value() for name, value in coming.items()})
 
     def _coming(self, root: int, tree: bytes) -> tuple[dict[str, Callable[[], Any]], list[Any]]:
@@ -260,6 +250,18 @@ class RegisteredState:
             if name != STANDING and not getattr(value, "replaced", False)
         )
         return sorted((leaf for leaves in found for leaf in leaves), key=lambda leaf: leaf[0])
+
+
+def _stored_sorts(framework: Framework) -> tuple[Tensors, ...]:
+    return (framework.stored_sort, Arrays())
+
+
+def _stored(number: int, content: Content, framework: Framework, processes: int) -> StoredContent:
+    raw, form = framework.bytes_of(content.contents), content.sort.form(content.tensor)
+    held = framework.held_by(content.contents, processes)
+    size = sum(run.length for runs in held for run in runs) if held else len(raw)
+    of = ("uint8", (size,), size) if form is None else (form.dtype, form.shape, size)
+    return StoredContent(f"{number}.{content.path}", of, raw, held)
 
 
 def value_of_root(framework: Framework, value: Any, root: int, call: str) -> Any:

@@ -198,8 +198,9 @@ class SnapshotWriter:
         late = tensors[len(own_tensors) :]
         readers: dict[str, Reader] = {of.name: one.read for of, one in zip(late, snapshot.late, strict=True)}
         if is_first:
-            copies = [*(bytes(one.read()) for one in snapshot.early), *(one.raw for one in registered.contents)]
-            readers |= {one.name: _of(copy) for one, copy in zip(own_tensors, copies, strict=True)}
+            readers |= {of.name: _of(bytes(one.read())) for of, one in zip(own_tensors, snapshot.early, strict=False)}
+        more = own_tensors[len(snapshot.early) :]
+        readers |= {of.name: _of(one.raw) for of, one in zip(more, registered.contents, strict=True)}
         content = PartCopy(
             save,
             tuple(known[name] for name in dict.fromkeys(piece.tensor for piece in slices)),
@@ -226,7 +227,7 @@ class SnapshotWriter:
             return StoredTensor(stage.model_name(name), dtype, shape, size, belongs)
 
         snapshot = self._framework.snapshot(beside=beside)
-        registered = self._extras.stored(self._framework)
+        registered = self._extras.stored(self._framework, self._processes)
         early, late = list(map(stored, snapshot.early)), list(map(stored, snapshot.late))
         more = [
             StoredTensor(stage.name(registered_tensor(one.path)), *one.form, "registered")
@@ -234,6 +235,7 @@ class SnapshotWriter:
         ]
         of_rank_0 = (*early, *more)
         held = {of.name: one.held for of, one in zip(late, snapshot.late, strict=True) if one.held}
+        held |= {of.name: one.held for of, one in zip(more, registered.contents, strict=True) if one.held}
         parted = cut(of_rank_0, late, workers, self._processes, held, stage.processes)
         return _LaidOut(stage, snapshot, registered, of_rank_0, (*of_rank_0, *late), parted)
 
@@ -244,7 +246,7 @@ class _LaidOut(NamedTuple):
     stage: WorkerStage
     snapshot: Snapshot
     registered: Stored
-    of_rank_0: tuple[StoredTensor, ...]  # that it alone copies
+    of_rank_0: tuple[StoredTensor, ...]  # that it alone copies, or of sharded ones its processes
     tensors: tuple[StoredTensor, ...]  # these, and all others
     plan: PartPlan
 

@@ -43,11 +43,6 @@ class Form(msgspec.Struct, frozen=True, array_like=True, tag=4):
     shape: tuple[int, ...]
     on_cpu: bool = True
 
-    @property
-    def is_part(self) -> bool:
-        """Tell whether other processes of the worker hold the rest of it."""
-        return " " in self.sort
-
     def __str__(self) -> str:
         more = self.sort.partition(" ")[2]  # how a part of a sharded one lies
         return (

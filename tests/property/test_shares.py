@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +10,9 @@ from stored import tensor
 
 from edl.checkpoints.checkpoint_names import CheckpointName
 from edl.checkpoints.manifest import StoredTensor
-from edl.checkpoints.part_files import ALIGNED, shares
+from edl.checkpoints.part_files import ALIGNED, cut, shares
 from edl.checkpoints.part_layout import HEADER_ALIGNED, PartTitle, lay_out
+from edl.checkpoints.shard_ranges import ElementRun
 
 DTYPES = ["float32", "float64", "bfloat16", "uint8", "bool", "complex64", "<U5"]
 
@@ -54,6 +56,31 @@ def test_every_element_lies_where_its_type_may_lie(tensors: tuple[StoredTensor, 
         assert layout.bytes == len(layout.header) + sum(piece.bytes for piece in slices)
         for piece, begin in zip(slices, layout.begins, strict=True):
             assert begin % by_name[piece.tensor].element_bytes == 0
+
+
+@given(states(), states(), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_what_processes_hold_in_shards_is_written_once(
+    early: tuple[StoredTensor, ...], late: tuple[StoredTensor, ...], workers: int, processes: int, data: st.DataObject
+) -> None:
+    """Of what scripts change, by the processes of the first worker alone."""
+    early = tuple(msgspec.structs.replace(one, name=f"early {one.name}") for one in early)
+    holdings = {one.name: in_turns(one, processes) for one in (*early, *late) if data.draw(st.booleans())}
+    plan = cut(early, late, workers, processes, holdings)
+    times = {one.name: np.zeros(one.bytes, np.uint8) for one in (*early, *late)}
+    for number, (slices, here) in enumerate(zip(plan.slices, plan.here, strict=True)):
+        assert sum(piece.bytes for piece in slices) == sum(piece.bytes for piece in here)
+        assert number < processes or not any(piece.tensor.startswith("early") for piece in slices)
+        for piece in slices:
+            times[piece.tensor][piece.offset : piece.end] += 1
+    assert all((counted == 1).all() for counted in times.values())
+
+
+def in_turns(one: StoredTensor, processes: int) -> tuple[tuple[ElementRun, ...], ...]:
+    """A tensor in runs of up to three elements, which go to the processes in turn."""
+    size = 3 * one.element_bytes
+    runs = [ElementRun(at, min(size, one.bytes - at)) for at in range(0, one.bytes, size)] if one.bytes < 9000 else []
+    runs = runs or [ElementRun(0, one.bytes)]
+    return tuple(tuple(runs[process::processes]) for process in range(processes))
 
 
 def test_a_state_of_nothing_is_parts_of_nothing() -> None:

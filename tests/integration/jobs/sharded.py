@@ -72,6 +72,8 @@ if processes > 1 and options.way == "stages":
     stage = PipelineStage(model, number, 2, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.cross_entropy)
 optimizer = edl.Optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), model=model)
+average = [one.detach().clone() for one in model.parameters()]
+edl.register(average=average)
 shards = edl.elastic_shard_generator(SAMPLES, epochs=None, shuffle=True, among=mesh)
 trace: dict[int, list[list[float]]] = {}
 step, over = 0, False
@@ -93,6 +95,8 @@ while not over:
         optimizer.step()
         if options.pace:
             time.sleep(max(0.0, float(options.pace.read_text()) - time.monotonic() + began))
+        for kept, one in zip(average, model.parameters(), strict=True):
+            kept.lerp_(one.detach(), 0.1)
         edl.notify_batch_end()
         resumed = edl.resumed()
         step = edl.step() - 1 + (0 if resumed is None else resumed.step)  # of all lives
@@ -105,13 +109,15 @@ while not over:
 
 parameters: list[Any] = list(model.parameters())
 whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in parameters]
+averages: list[Any] = [one.full_tensor() if isinstance(one, DTensor) else one for one in average]
 mine = [one.to_local() if isinstance(one, DTensor) else one for one in parameters]
-kept = [state["exp_avg"] for state in optimizer.state.values()]
+moments = [state["exp_avg"] for state in optimizer.state.values()]
 found = {
     "step": step,
     "whole": [one.detach().flatten().tolist() for one in whole],
+    "averages": [one.flatten().tolist() for one in averages],
     "shards": [one.detach().flatten().tolist() for one in mine],
     "trace": trace,
-    "bytes": sum(one.numel() for one in mine) + sum(getattr(one, "_local_tensor", one).numel() for one in kept),
+    "bytes": sum(one.numel() for one in mine) + sum(getattr(one, "_local_tensor", one).numel() for one in moments),
 }
 (options.out / f"end.{edl.rank()}.{edl.group_rank()}.json").write_text(json.dumps(found))

@@ -23,6 +23,7 @@ from edl.errors import UsageError
 from edl.protocol.checkpoint_record import SPARE, Save
 from edl.protocol.ring_places import Place
 from edl.trainer import snapshot_writer
+from edl.trainer.arrays import Arrays
 from edl.trainer.framework_port import StatePiece
 from edl.trainer.registered_state import RegisteredState
 
@@ -152,7 +153,7 @@ STANDS = Save(3, 1, 20, 0, 1, "/c/j/0001-000003-000000000020", stands=True)
 class Weights:
     """A framework with one tensor, which an update replaces."""
 
-    name = "torch"
+    name, stored_sort = "torch", Arrays()
 
     def __init__(self, weight=b"step 20!"):
         self.weight, self.reads = weight, threading.Event()
@@ -163,6 +164,9 @@ class Weights:
         size = len(self.weight)
         piece = StatePiece(("weight", "uint8", (size,), size), self._read, of_model=True)
         return SimpleNamespace(early=[], late=[piece], description=b"", whole=lambda: True)
+
+    def held_by(self, contents, processes):
+        return ()
 
     def _read(self):
         self.reads.set()
