@@ -160,14 +160,16 @@ def _readers_of_a_plan(now: Situation, staying: set[str], leavers: Sequence[str]
     of = {worker: now.seen.leases_of(worker) for worker in [*staying, *leavers] if now.seen.get(worker)}
     theirs = max(of.get(worker, now.record.generation) for worker in leavers)  # a new leader may not have heard yet
     new = staying.difference(now.record.roster)
-    return {one for one in new if of.get(one, 0) > theirs or _may_sit(now, one)}
+    return {one for one in new if of.get(one, 0) > theirs or _may_sit(now, one, beyond=theirs)}
 
 
-def _may_sit(now: Situation, newcomer: str) -> bool:
-    """Tell whether a newcomer may sit in a planned ring, and go by its leases, without having said so yet."""
+def _may_sit(now: Situation, newcomer: str, beyond: int = 0) -> bool:
+    """Tell whether a newcomer may sit in a planned ring, and go by its leases, without having said so yet. `beyond`: in
+    a ring after this generation.
+    """
     record = now.record
     plans = [*record.superseded, *([record.plan] if record.plan else [])]
-    told = max(now.seen.generation(newcomer), now.seen.leases_of(newcomer) if now.seen.get(newcomer) else 0)
+    told = max(now.seen.generation(newcomer), now.seen.leases_of(newcomer) if now.seen.get(newcomer) else 0, beyond)
     return any(plan.ledger and newcomer in plan.roster and told < plan.generation for plan in plans)
 
 

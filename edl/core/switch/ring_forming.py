@@ -86,7 +86,7 @@ class RingForming:
         self._deadlines = deadlines
         self._since = (0, 0.0)  # the newest ring that this leader knows to be prepared, and since when
         self._failed_at: float | None = None  # when the first of its members was seen to have failed
-        self._in_vain = 0  # rings in a row that no newcomer was to blame for
+        self._in_vain = (0, 0)  # beside the ring of this generation: rings in a row that no newcomer was to blame for
         self._in_line: tuple[str, ...] = ()  # the members of a ring that is formed so at last
         self._again_at: dict[str, float] = {}  # newcomers that were to blame, and when they may be called again
         self._told: set[str] = set()  # of the members: those of which there is an event
@@ -122,7 +122,7 @@ class RingForming:
 
     def _note_success(self, roll_call: RollCall) -> None:
         """Clear the failures of the workers of a roll call: causes outside them may be over, too."""
-        self._in_vain, self._in_line = 0, ()
+        self._in_vain, self._in_line = (0, 0), ()
         for worker in roll_call.roster:
             self._again_at.pop(worker, None)
             self._told.discard(worker)
@@ -150,9 +150,11 @@ class RingForming:
         out = _to_blame(evidence) if all(map(working.seen.prepares, roll_call.roster)) else []
         self._again_at = {one: at for one, at in self._again_at.items() if one in working.members and one not in out}
         self._again_at |= dict.fromkeys(out, working.now + self._lead_times.lease_s)
-        self._in_vain = 0 if out else self._in_vain + 1
-        if self._in_vain >= TRIES:
-            self._in_line, self._in_vain = roll_call.roster, 0
+        beside, times = self._in_vain
+        times = 0 if out else times + 1 if beside == working.record.generation else 1
+        if times >= TRIES:
+            self._in_line, times = roll_call.roster, 0
+        self._in_vain = (working.record.generation, times)
         self._tell(roll_call, {one: failed[one] for one in (*out, *failed) if one in failed}, silent)
         working.change(roll_call=None)
         # One that trains and is silent may be why; and what one that trains raises need not be the newcomers' fault.
