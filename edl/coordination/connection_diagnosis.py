@@ -130,7 +130,7 @@ def _ask_etcd(connection: socket.socket) -> str:
 def _ask_zookeeper(connection: socket.socket) -> str:
     answer = _said(connection, _SRVR)
     if b"not currently serving" in answer:
-        return "is a ZooKeeper server without a quorum: start the others of its ensemble"
+        return "is a ZooKeeper server that is starting, or without a quorum: start the others of its ensemble"
     if b"Mode: " in answer or b"not in the whitelist" in answer:
         return "is a ZooKeeper server and answers, but grants no session in time: try again, or see its log"
     if answer.startswith(b"\x15\x03"):

@@ -104,7 +104,7 @@ class ClusterHere:
         asyncio.run(self._with(scale))
 
     async def _with(self, act: Callable[[ClusterClient], object]) -> JobShown:
-        async with opened(self._home) as client:
+        async with opened(self._home, connect_timeout_s=PATIENCE_S) as client:
             found = await act(client)  # type: ignore[misc]
             assert isinstance(found, JobShown)
             return found
