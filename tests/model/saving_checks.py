@@ -86,7 +86,7 @@ class SavingChecks:
     def durable(self, before: Record, record: Record) -> None:
         gives_up = record.state is JobState.FAILED is not before.state and record.reason.startswith(NONE_HAS_IT)
         whole = whole_worker(before.remnants, self._job.processes) if gives_up else ()
-        if whole and (before.saved is None or whole[0].step > before.saved.step):
+        if whole and (record.saved is None or whole[0].step > record.saved.step):
             self._violated(f"the job ends, and what is left of its workers holds step {whole[0].step}: {whole}")
         if record.saving is not None and self._job.now > self._bound(record.saving.number):
             self._job.checks.violated("I12", f"saving {record.saving.number} is neither durable nor given up")
