@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pace import patient
+from pace import patient, set_pace
 from torch import nn
 
 from edl import client
@@ -105,7 +105,7 @@ class Run:
     def ends_after_deaths(self, count: int) -> list[dict[str, Any]]:
         """The events of a job that ends now, in which so many deaths have cost no step."""
         (self.out / "stop").touch()
-        (self.out / "pace").write_text("0")
+        set_pace(self.out / "pace", "0")
         self.ends()
         events: list[dict[str, Any]] = self.edl.events(self.name)
         assert [one["kind"] for one in events].count("worker_lost") == count
@@ -311,7 +311,7 @@ def test_workers_that_lose_different_processes_at_once_save_what_they_have(edl, 
     wait.unlink()
     status = edl.wait(lives_again, "its next life", timeout_s=60)
     (run.out / "stop").touch()
-    (run.out / "pace").write_text("0")
+    set_pace(run.out / "pace", "0")
     run.ends()
     events = edl.events("job")
     begun = [one for one in events if one["kind"] == "checkpoint_begun"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pace import patient
+from pace import patient, set_pace
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -55,7 +55,7 @@ def test_a_replay_from_a_checkpoint_says_the_same_of_a_job_that_was_resumed_at_a
     at_step(edl, 6, 2)
     assert edl("preempt", "again", timeout_s=patient(60)).returncode == 0
     job.communicate(timeout=patient(60))
-    pace.write_text("0")
+    set_pace(pace, "0")
     job = start(edl, tmp_path / "out", "same_bits.py", *words, flags=("-np", "1", *flags))
     out, err = job.communicate(timeout=patient(120))
     assert job.returncode == 0, out + err

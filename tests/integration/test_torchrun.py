@@ -140,3 +140,4 @@ def test_a_script_is_checked_and_tried(edl: Any, tmp_path: Path) -> None:
     script.write_text(child)
     done = edl("check", "--try", str(script), timeout_s=60)
     assert "a trial of it has made no update: its process has died" in done.stdout, done.stdout + done.stderr
+    edl.wait(lambda: not edl.processes(), "the end of the child, which was killed", timeout_s=10)

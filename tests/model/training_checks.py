@@ -61,7 +61,8 @@ class TrainingChecks:
 
     def durable(self, record: Record) -> None:
         self._first = self._first or record.generation
-        if record.plan is not None and record.plan.after_step is not None:
+        # A leader that saw no first ring stand does not know what leavers have trained there (docs/assumptions.md).
+        if record.plan is not None and (record.plan.after_step is not None or not record.generation):
             leavers = {one.identity.id for one in record.members if one.state is WorkerState.LEAVING}
             self._go |= leavers.difference(record.plan.roster)
 
