@@ -120,7 +120,7 @@ class Framework(Protocol):
 
     @property
     def stored_sort(self) -> Tensors:
-        """The same values as a checkpoint has them, of which this process may hold a part."""
+        """Return `sort` for checkpoints: a tensor of which this process holds a part is described as the whole one."""
 
     def broadcast(self, contents: Sequence[Any], root: int) -> int:
         """Fill `contents` with those of rank `root`, in place; return the bytes moved.
