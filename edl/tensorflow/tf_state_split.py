@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from edl.core.worker.state_portions import cut
+from edl.core.worker.model_state import cut
 from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.errors import RingBroken, UsageError
 from edl.tensorflow.kernels import Answer, BeforeUpdate

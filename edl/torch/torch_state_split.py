@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
-from edl.core.worker.state_portions import cut
+from edl.core.worker.model_state import cut
 from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.errors import UsageError
 from edl.torch.cuda_streams import StillTensors

@@ -207,7 +207,7 @@ class DivergenceCheck:
     def _exchanged(self, mine: list[Fingerprint], step: int, *, persists: bool) -> Divergence:
         """Exchange fingerprints among members that differ after `step`."""
         ring, shell, machine = self._framework.ring, self._shell, self._shell.machine
-        said = _Teller(shell.link.worker, mine, machine.is_new, machine.joined)
+        said = _Teller(shell.link.worker, mine, machine.model.is_new, machine.model.joined)
         members = [
             msgspec.msgpack.decode(one, type=_Teller) for one in of_all_members(ring, msgspec.msgpack.encode(said))
         ]

@@ -62,7 +62,7 @@ class FirstState:
     def begin_batch(self) -> None:
         """Make models equal before the forward passes of the first generation, when the script lets us know of them."""
         machine = self._machine
-        if machine.models_may_differ and self._shell.is_training_thread:
+        if machine.model.may_differ and self._shell.is_training_thread:
             if (origin := self.origin) is not None:
                 self._take_over(origin.path, machine.generation, machine.rank, machine.size)
             self._shell.hear(BatchBegins())

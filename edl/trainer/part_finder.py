@@ -75,7 +75,7 @@ class PartFinder:
 
     def parts_of_step(self, batch: Any) -> VirtualParts:
         """Return this worker's parts of the mini-batch being worked on. Raises UsageError."""
-        spec = self._machine.opened
+        spec = self._machine.status.data
         if spec is None:
             raise UsageError(
                 "edl.microbatches(): virtual workers take their samples from edl.elastic_shard_generator() or "
@@ -103,7 +103,7 @@ class PartFinder:
         found: list[PartLoad] = []
         if self._rehearses:
             return found
-        step, spec = self._step, self._machine.opened
+        step, spec = self._step, self._machine.status.data
         now = self._leases.at(step)
         while spec is not None and now is not None and len(found) < count:
             step += 1
@@ -197,6 +197,6 @@ class PartFinder:
         return self._ids(msgspec.structs.replace(lease, part=(virtual, virtual + 1, self.virtual)), step)
 
     def _ids(self, lease: Lease, step: int) -> Ids:
-        spec = self._machine.opened
+        spec = self._machine.status.data
         assert spec is not None  # it has leases
         return SampleIds().of(spec, lease, step)

@@ -50,7 +50,7 @@ class SampleSource:
     # ---------------------------------------------------------------------------------------- the generator's port
 
     def open(self, spec: DataSpec) -> None:
-        opened = self._machine.opened
+        opened = self._machine.status.data
         if opened is not None and (differences := spec.differences(opened)):
             told = ", ".join(f"{name}={getattr(spec, name)!r} for {getattr(opened, name)!r}" for name in differences)
             remedy = ": make one of several streams by edl.ElasticStream.mix" if spec.shards and opened.shards else ""

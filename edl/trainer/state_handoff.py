@@ -4,7 +4,7 @@ The offer is announced when the newcomers' ring stands beside the current one; t
 come to that ring.
 
 Owns: what is offered and under way for this trainer, and waiting for it before the update of a step. Does not own:
-whether a state goes so (`edl.core.switch.generation_switch`), over how many steps (`edl.core.worker.state_portions`),
+whether a state goes so (`edl.core.switch.generation_switch`), over how many steps (`edl.core.worker.model_state`),
 what it is made of (`edl.trainer.framework_port`, `extras`), nor its connections (`edl.transport.state_stream`).
 
 What a script may see or change before an update (hyper-parameters, buffers, registered values) is copied as the ring

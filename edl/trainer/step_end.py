@@ -127,10 +127,10 @@ class BatchEnds:
             return False
         if machine.void is not None or not machine.generation:
             return self._end_uncommitted()
-        if machine.models_may_differ and self._resuming.not_taken_over is not None:
+        if machine.model.may_differ and self._resuming.not_taken_over is not None:
             self._begin_late()
             return False
-        old, weightless, done = machine.size, machine.weightless, machine.step + 1
+        old, weightless, done = machine.size, machine.supply.weightless, machine.step + 1
         if weightless:
             self._rates.skip()
         else:

@@ -240,7 +240,7 @@ class Trainer:
             self.shards.close()
         link = self._shell.link
         origin = self._resuming.not_taken_over
-        if origin is not None and self._machine.models_may_differ and not self._machine.failure:
+        if origin is not None and self._machine.model.may_differ and not self._machine.failure:
             logger.warning(
                 "this worker had nothing left to train, and its script has ended without the state of %s: put "
                 "shards.in_step(...) around the outermost iterable of the training loop",
@@ -475,7 +475,7 @@ class Trainer:
 
     @property
     def weightless(self) -> bool:
-        return self._machine.weightless
+        return self._machine.supply.weightless
 
     def void(self, error: BaseException) -> None:
         self._shell.void(error, keep=self._shell.is_training_thread)
@@ -524,7 +524,7 @@ class Trainer:
         self._shell.note_reduction()
         if self._machine.weight_is_due:
             self._samples.weigh()
-        if self._machine.weightless or self.voided:
+        if self._machine.supply.weightless or self.voided:
             self._shell.kept.keep_registered()
 
     def before_update(self) -> None:

@@ -305,7 +305,7 @@ class WorkerShell:
 
     def end_batch(self, *, attention: bool) -> None:
         """A mini-batch that counts. Comes back where the script may train on."""
-        if not self.machine.awaits_state:  # else its change of rings is told once the last portion has come
+        if not self.machine.model.is_awaited:  # else its change of rings is told once the last portion has come
             self._change.end()
         self._applied = self._framework.applied()  # once the step is counted, a pipeline's thread may weigh the next
         self._vote = None

@@ -141,7 +141,7 @@ class Checks:
 
     def weighs(self, worker: SimWorker, step: int, samples: int) -> None:
         """Check that a worker counts in the reduction of `step` as its samples do; and for nothing without a state."""
-        if worker.machine.awaits_state and (samples or worker.weight):
+        if worker.machine.model.is_awaited and (samples or worker.weight):
             self.violated("I5", f"{worker.id} has no state, and brings {samples} samples into step {step}")
         self._weighs(worker, step, samples)
 

@@ -533,7 +533,7 @@ def _whereabouts(machine: WorkerMachine) -> tuple[object, ...]:
         machine.step,
         # In training it is found out at the vote, and there is none any more where all leave.
         machine.void is not None and machine.state not in {TrainerState.TRAINING, *ENDING},
-        machine.awaits_state,
+        machine.model.is_awaited,
         machine.has_state,
         None if assignment is None else assignment.place.generation,
         machine.has_share,

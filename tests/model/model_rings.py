@@ -162,7 +162,7 @@ class Rings:
         if any(worker.attention == step for worker in members):
             victim = next((worker for worker in members if worker.leaving), victim)
             self.job.happens(Moment.LAST_STEP, victim)
-        sender, awaiting = members[0], [worker for worker in members if worker.machine.awaits_state]
+        sender, awaiting = members[0], [worker for worker in members if worker.machine.model.is_awaited]
         if awaiting:
             self.job.happens(Moment.SENDING, self.job.senders.choice([sender, *awaiting]))
         applied = members
@@ -174,7 +174,7 @@ class Rings:
         if breaking and any(self._ends_after(one, step) for one in applied):
             breaking = applied  # those that have such a step are at their end, and give no other their state
         applied = [one for one in applied if one not in breaking]
-        stateful = [one for one in applied if not (one.machine.awaits_state and one.machine.portions.follow)]
+        stateful = [one for one in applied if not (one.machine.model.is_awaited and one.machine.model.portions.follow)]
         self.job.checks.training.trained(ring.generation, members, step, samples, done=bool(stateful))
         parts = [part for one in members if (part := self._gradient(one, step, hands[one.id])) is not None]
         reduced = mean(parts, of=1) if parts else None
@@ -185,7 +185,9 @@ class Rings:
         ends = {worker.id: worker.end_batch() for worker in applied}
         for worker in applied:
             worker.model = worker.model.after(step, reduced)
-        self.job.checks.training.applied([one for one in applied if not _is_over(one) and not one.machine.awaits_state])
+        self.job.checks.training.applied(
+            [one for one in applied if not _is_over(one) and not one.machine.model.is_awaited]
+        )
         for worker in applied:
             self.job.shells.stepped(worker, ends[worker.id])
         if any(worker.stalled for worker in members):
@@ -230,7 +232,7 @@ class Rings:
 
     def _take(self, worker: SimWorker, sender: SimWorker) -> None:
         """Take the portion of this step; with the last one, the worker's model is that of the sender."""
-        if not worker.machine.portions.follow:
+        if not worker.machine.model.portions.follow:
             worker.model = sender.model
         self.job.shells.carry_out(worker, worker.machine.handle(StateCopied()))
         self.job.checks.training.sat(worker)
@@ -239,7 +241,7 @@ class Rings:
         """Complete the models between two steps of a ring, where the scripts need all of them."""
         for worker in members:
             ring = self.rings.get(worker.generation)
-            if not worker.machine.awaits_state or ring is None:
+            if not worker.machine.model.is_awaited or ring is None:
                 continue
             sender = ring.members[0]
             if sender in members and (sender.generation, sender.step) == (worker.generation, worker.step):
@@ -249,7 +251,7 @@ class Rings:
     def _begin_equal(members: list[SimWorker]) -> None:
         """Begin from rank 0's model where no member has trained before."""
         for worker in members:
-            for command in worker.machine.handle(BatchBegins()) if worker.machine.models_may_differ else ():
+            for command in worker.machine.handle(BatchBegins()) if worker.machine.model.may_differ else ():
                 assert isinstance(command, CopyState)
                 worker.model = members[command.root].model
                 worker.machine.handle(StateCopied())

@@ -160,7 +160,7 @@ class SimShells:
     def sit(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
         """Let a worker sit in its ring. In the first one its script goes on from `init` to its first batch."""
         self.carry_out(worker, commands)
-        if worker.machine.opened is None:
+        if worker.machine.status.data is None:
             self._open(worker)
         if worker.machine.has_share or self.job.spec is None:
             self.job.rings.arm(self.job.rings.rings[worker.generation])

@@ -179,7 +179,7 @@ class SimWorker:
     def is_hungry(self) -> bool:
         """Tell whether the worker's script waits for samples, for the next step or for the first."""
         beyond = self.leases.at(self.step + 1) is None or self.leases.holds_at(self.step)
-        return self.doing is TrainerState.TRAINING and self.machine.opened is not None and beyond
+        return self.doing is TrainerState.TRAINING and self.machine.status.data is not None and beyond
 
     def read_on(self) -> None:
         """Read ahead in the epochs that the script has begun, as far as the pipeline may and can."""

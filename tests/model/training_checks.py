@@ -103,7 +103,7 @@ class TrainingChecks:
 
     def sat(self, worker: SimWorker) -> None:
         """Check that a worker begins in a new ring with the newest model, unless that comes beside the first steps."""
-        if worker.machine.awaits_state:
+        if worker.machine.model.is_awaited:
             return
         if worker.step and worker.model.learned != self._learned.get(worker.step):
             self._violated("I5", f"{worker.id} goes on after step {worker.step} with another model than that step's")

@@ -12,6 +12,7 @@ from edl.core.data.ledger_versions import LedgerVersions
 from edl.core.data.sample_ledger import Ledger
 from edl.core.switch.generation_switch import GenerationSwitch
 from edl.core.worker import agreement, worker_machine
+from edl.core.worker.model_state import ModelState
 from edl.core.worker.worker_inputs import Command, FetchState, RecordRing, SendState, StateCopied
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.protocol.assignment import Assignment
@@ -40,7 +41,8 @@ def gives_newcomers_samples_at_once(patch: Patch) -> None:
 def takes_what_is_under_way_for_a_state(patch: Patch) -> None:
     def handle(self, happened):
         commands = right(self, happened)
-        self._tainted = self._tainted and not any(isinstance(one, FetchState) for one in commands)
+        model = self.model
+        model._tainted = model._tainted and not any(isinstance(one, FetchState) for one in commands)
         return commands
 
     right = WorkerMachine.handle
@@ -50,7 +52,7 @@ def takes_what_is_under_way_for_a_state(patch: Patch) -> None:
 def counts_a_newcomer_without_a_state(patch: Patch) -> None:
     def handle(self, happened):
         commands = right(self, happened)
-        if self.awaits_state and any(isinstance(one, RecordRing) for one in commands):
+        if self.model.is_awaited and any(isinstance(one, RecordRing) for one in commands):
             self.status = structs.replace(self.status, phase=Phase.TRAINING, generation=self.generation)
         return commands
 
@@ -71,7 +73,7 @@ def forgets_whose_leases_it_reads(patch: Patch) -> None:
     def handle(self, happened):
         before = self.status.leases_of
         commands = right(self, happened)
-        if self.awaits_state:
+        if self.model.is_awaited:
             self.status = structs.replace(self.status, leases_of=before)
         return commands
 
@@ -92,15 +94,15 @@ def begins_with_whatever_state_it_has(patch: Patch) -> None:
 
 
 def trains_on_without_a_state(patch: Patch) -> None:
-    patch.setattr(WorkerMachine, "_part", lambda self, entering, _root, _beginning: self._sit(entering))
+    patch.setattr(ModelState, "_part", lambda *_: (None, True))
 
 
 def counts_after_the_first_portion(patch: Patch) -> None:
     def take(self):
-        awaited, self._tainted, self.awaits_state = self.awaits_state, False, False
-        return [self._enters()] if awaited else []
+        awaited, self._tainted, self.is_awaited = self.is_awaited, False, False
+        return awaited
 
-    patch.setattr(WorkerMachine, "_take_portion", take)
+    patch.setattr(ModelState, "receive", take)
 
 
 def gives_newcomers_samples_in_the_second_step(patch: Patch) -> None:
@@ -135,10 +137,10 @@ def leaves_out_one_that_is_not_as_planned(patch: Patch) -> None:
 
 def lacks_a_state_where_none_has_one(patch: Patch) -> None:
     def handle(self, happened):
-        before = self._tainted
+        model, before = self.model, self.model._tainted
         commands = right(self, happened)
         stands = any(isinstance(one, RecordRing) for one in commands)
-        self._tainted = before if stands and not isinstance(happened, StateCopied) else self._tainted
+        model._tainted = before if stands and not isinstance(happened, StateCopied) else model._tainted
         return commands
 
     right = WorkerMachine.handle
@@ -214,7 +216,7 @@ class LosesItsSender(Prompt):
             self.checks.violated("I5", f"the state is lost, and no worker has died: {self.durable.reason}")
 
     def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
-        if moment is Moment.SITTING and worker is not None and worker.machine.awaits_state:
+        if moment is Moment.SITTING and worker is not None and worker.machine.model.is_awaited:
             self.inflict(SimFault.LEAVE, self.workers["w0"])
         self.portions += moment is Moment.SENDING
         if moment is Moment.SENDING and self.portions == 3:

@@ -20,6 +20,7 @@ from mutants import LosesTheNewest, Mutant, Patch, Play, ReadsUnevenly, expect_n
 from edl.core.worker import worker_machine as module
 from edl.core.worker.agreement import Beginning
 from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.model_state import ModelState
 from edl.core.worker.next_move import NEVER, Enter, next_move
 from edl.core.worker.sample_supply import SampleSupply, UsualSteps
 from edl.core.worker.worker_inputs import AwaitOrders, Command, CopyRest, SetWeight, TellDaemon
@@ -48,21 +49,25 @@ def forgets_that_a_copy_broke_off(patch: Patch) -> None:
         self._tainted = False
         return command
 
-    replace(patch, "_copy_whole", copies)
+    replace(patch, "copy", copies, ModelState)
 
 
 def copies_only_what_may_differ(patch: Patch) -> None:
-    def copies(_right, self, entering, root, beginning):
-        return [CopyRest(root, entering.assignment.place.rank == root, beginning.unsure)]
+    def begins(right, self, entering, beginning, root):
+        if entering.assignment.begins_as_planned:
+            return right(self, entering, beginning, root)
+        return CopyRest(root, entering.assignment.place.rank == root, beginning.unsure), False
 
-    replace(patch, "_copy", copies)
+    replace(patch, "begin", begins, ModelState)
 
 
 def takes_the_rest_for_equal_after_a_void_mini_batch(patch: Patch) -> None:
-    def copies(right, self, entering, root, beginning):
-        return right(self, entering, root, Beginning(beginning.step, root, beginning.whole, False, beginning.current))
+    def begins(right, self, entering, beginning, root):
+        if not entering.assignment.begins_as_planned:
+            beginning = Beginning(beginning.step, root, beginning.whole, False, beginning.current)
+        return right(self, entering, beginning, root)
 
-    replace(patch, "_copy", copies)
+    replace(patch, "begin", begins, ModelState)
 
 
 def begins_with_its_own_model(patch: Patch) -> None:
@@ -83,7 +88,7 @@ def tells_the_leases_of_its_ring_though_they_did_not_hold(patch: Patch) -> None:
     def sits(right, self, entering):
         before, self.supply.leases_of = self.supply.leases_of, entering.assignment.place.generation
         commands = right(self, entering)
-        if not self.leases.covers(self.count.step + 1):
+        if not self.supply.leases.covers(self.count.step + 1):
             self.supply.leases_of = before
         return commands
 
@@ -161,7 +166,9 @@ def goes_by_orders_that_newer_ones_have_overtaken(patch: Patch) -> None:
 
 def stays_at_a_mark_that_is_lifted(patch: Patch) -> None:
     def looks(right, self):
-        return [AwaitOrders()] if self.state is TrainerState.BETWEEN and self.leases.marked[0] == 0 else right(self)
+        return (
+            [AwaitOrders()] if self.state is TrainerState.BETWEEN and self.supply.leases.marked[0] == 0 else right(self)
+        )
 
     replace(patch, "_look", looks)
 
@@ -217,17 +224,16 @@ def gives_up_a_whole_state_for_a_copy_that_broke_off(patch: Patch) -> None:
         self._tainted = not command.is_root
         return command
 
-    replace(patch, "_copy_whole", copies)
+    replace(patch, "copy", copies, ModelState)
 
 
 def takes_its_state_for_half_copied_for_ever(patch: Patch) -> None:
-    def sits(right, self, entering):
+    def sits(right, self, *given, **how):
         before = self._tainted
-        commands = right(self, entering)
+        right(self, *given, **how)
         self._tainted = before
-        return commands
 
-    replace(patch, "_sit", sits)
+    replace(patch, "sit", sits, ModelState)
 
 
 def takes_the_newest_share_whichever_ring_it_is_of(patch: Patch) -> None:

@@ -161,17 +161,6 @@ class JobMachine:
                 news = self._on_reported(happened)
             case Vanished() | NotListening():
                 self._on_gone(happened)
-            case (
-                AskStop()
-                | AskBatch()
-                | AskCheckpoint()
-                | AskPreempt()
-                | AskMigrate()
-                | AskScale()
-                | AskScaleOut()
-                | AskScaleIn()
-            ):
-                self._on_asked(happened)
             case SavingPublished() | PublishingFailed():
                 self._checkpoints.hear(happened)
             case Measured(rates):
@@ -181,6 +170,8 @@ class JobMachine:
                 self._rulings.rule(happened)
             case TimePassed():
                 pass
+            case _:
+                self._on_asked(happened)
         timed = now >= self._waits.until or self._switching.is_due() or self._ending.is_due()
         timed = timed or self._checkpoints.is_due() or self._preempting.is_due() or self._migrating.is_due()
         timed = timed or self._remnants.is_due()

@@ -3,7 +3,7 @@
 Owns: that a plan is made, superseded, put off and completed, its number, over how many steps newcomers get the others'
 state, and how long the job waits for workers to make one of. Does not own: whether one is needed and who is in it
 (`edl.core.switch.next_generation`), after which step, and its data (`edl.core.data.lease_grants`), nor what is of which
-portion of the state (`edl.core.worker.state_portions`, each framework).
+portion of the state (`edl.core.worker.model_state`, each framework).
 
 A state that is longer on its way than a step would hold up the update of that step, at all members. So it goes in
 portions, one beside each of the first steps, and what has come is kept equal by the updates that all make. Until the

@@ -1,4 +1,4 @@
-"""Decide a trainer's move at the end of a mini-batch: a pure function of its location and its orders."""
+"""Decide a trainer's move at the end of a mini-batch, or while it waits in one: by its location and its orders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,32 @@ class Stop:
     resumable: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The job has failed, and a pipeline's thread hears of it, which must not obey for the training thread."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndReading:
+    """A worker that is to leave gets no more samples: so its pipeline ends, and its script."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveIteration:
+    """The training thread may be taking down the iterator, which waits for the pipeline's thread; the leases that this
+    one waits for come only after that.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class UseStandIns:
+    """The ring comes to nothing before its data came: the leader may never know that it stood."""
+
+
 Move = Stay | Wait | Enter | Leave | Stop
+WaitMove = Stay | Leave | Stop | GiveUp | EndReading | LeaveIteration | UseStandIns
 
 
 def next_move(where: Location, orders: Orders) -> Move:
@@ -59,6 +84,43 @@ def next_move(where: Location, orders: Orders) -> Move:
     if assignment is not None and assignment.place.generation > where.generation and _is_due(where, assignment):
         return Enter(assignment)
     return Wait() if where.waiting else Stay()
+
+
+def next_wait(where: Location, orders: Orders, *, ahead: bool, restarts: bool, lacks_data: bool) -> WaitMove:
+    """Return the move of a trainer that waits for samples, or for the others.
+
+    `ahead`: on a pipeline's thread. `restarts`: a broken ring makes the script leave its iteration over the data.
+    """
+    move = next_move(where, orders)
+    if isinstance(move, Leave | Stop) and not ahead:
+        return move
+    if isinstance(move, Stop) and move.reason:
+        return GiveUp(move.reason)
+    if isinstance(move, Leave | Stop):
+        return EndReading()
+    if ahead and restarts and is_left(orders, where):
+        return LeaveIteration()
+    if isinstance(move, Enter) and where.generation in given_up(orders) and lacks_data:
+        return UseStandIns()
+    return Stay()
+
+
+def passed_switch(where: Location, orders: Orders) -> int:
+    """Return the generation of a planned switch to which no member comes any more; 0: there is none."""
+    assignment = orders.assignment
+    return assignment.place.generation if assignment is not None and is_passed(where, assignment) else 0
+
+
+def missed_switch(where: Location, orders: Orders, *, marked: bool) -> int:
+    """Return the generation of a switch that was due before its word came, and that cannot come about while no worker
+    has samples to go on to; 0: there is none.
+
+    Before the first step, unless that is `marked`, there are samples for a void mini-batch.
+    """
+    move = next_move(where, orders)
+    if not isinstance(move, Enter) or not (move.assignment.after_step or marked):
+        return 0
+    return move.assignment.place.generation
 
 
 def given_up(orders: Orders) -> range:
@@ -135,6 +197,19 @@ def is_passed(where: Location, assignment: Assignment) -> bool:
     if assignment.after_step is None or where.waiting:
         return False
     return 0 < assignment.follows == where.generation and where.step > assignment.after_step
+
+
+def is_left(orders: Orders, where: Location) -> bool:
+    """Tell whether the trainer's ring comes to nothing: it is given up, or the others have left it at a switch that the
+    trainer missed.
+    """
+    if where.generation in given_up(orders):
+        return True
+    planned = orders.assignment
+    if planned is None or planned.after_step is None or not where.generation:
+        return False
+    is_past = where.step >= planned.after_step and not is_passed(where, planned)
+    return planned.place.generation > where.generation and is_past
 
 
 def _leaves_now(where: Location, orders: Orders) -> bool:

@@ -9,12 +9,21 @@ rates change, or the ring compares states. The daemon's wish for attention stand
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from edl.core.worker.divergence_finder import next_check
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.next_move import NEVER
 from edl.core.worker.worker_inputs import Command, SetWeight, TellDaemon
 from edl.protocol.assignment import Orders
 from edl.protocol.divergence_report import Checking
+
+
+class StepCount(Protocol):
+    """The count of committed steps. A usual mini-batch is counted there, and the machine does not hear of it."""
+
+    step: int
+    usual_until: int  # before this step the end of a mini-batch needs nothing but to be counted
 
 
 class UsualSteps:

@@ -7,14 +7,14 @@ fetches samples ahead. Each says below whose it is, if it is not the training th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from edl.core.worker.agreement import Vote
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.checkpoint_record import Save
 from edl.protocol.data_nouns import DataSpec, ShardPart
 from edl.protocol.divergence_report import Divergence, Fingerprint
-from edl.protocol.leader_messages import ScriptPlace
+from edl.protocol.leader_messages import ScriptPlace, clipped
 from edl.protocol.ring_places import Place
 
 # ------------------------------------------------------------------------------------------------------------- inputs
@@ -259,6 +259,22 @@ FromCopying = CopyTaken | CopyFailed
 News = LeaveWanted | FiguresReported | ScriptStands | StreamRead | BitsStand
 FromScript = DataWanted | RestartsExpected | CheckpointWished | ScriptFailed | ScriptEnded | News
 Input = FromOrders | FromRing | FromNextRing | FromPortions | FromTraining | FromComparison | FromCopying | FromScript
+
+
+def changes(news: News) -> dict[str, Any]:
+    """Return what such news changes in the status of its trainer; it changes nothing else in the machine."""
+    match news:
+        case LeaveWanted():
+            return {"leaving": True}
+        case FiguresReported(figures):
+            return {"figures": figures}
+        case ScriptStands(whereabouts):
+            return {"whereabouts": whereabouts}
+        case StreamRead(parts):
+            return {"stream": parts}
+        case BitsStand(bits):
+            return {"bits": clipped(bits)}
+
 
 # ----------------------------------------------------------------------------------------------------------- commands
 

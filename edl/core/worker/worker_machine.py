@@ -18,30 +18,35 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from edl.core.worker.agreement import Beginning, Entering, Vote, begins, has_state, says
+from edl.core.worker.agreement import Entering, Vote, begins, says
 from edl.core.worker.checkpoint_part import CheckpointPart
-from edl.core.worker.divergence_finder import is_proven
 from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.model_state import ModelState
 from edl.core.worker.next_move import (
+    EndReading,
     Enter,
+    GiveUp,
     Leave,
+    LeaveIteration,
     Location,
-    Move,
+    Stay,
     Stop,
+    UseStandIns,
     are_newer,
     given_up,
     holds_at,
-    is_passed,
+    missed_switch,
     next_move,
+    next_wait,
+    passed_switch,
     replaced,
 )
 from edl.core.worker.next_ring import NextRing
-from edl.core.worker.sample_supply import SampleSupply, UsualSteps
-from edl.core.worker.state_portions import StatePortions
+from edl.core.worker.sample_supply import SampleSupply, StepCount, UsualSteps
 from edl.core.worker.worker_inputs import (
     AbortRings,
     AdoptRing,
@@ -50,21 +55,16 @@ from edl.core.worker.worker_inputs import (
     BatchBegins,
     BatchEnded,
     BatchVoid,
-    BitsStand,
     BootAlone,
     BreakIteration,
     CheckpointWished,
     Command,
     CopyFailed,
-    CopyRest,
-    CopyState,
     CopyTaken,
     DataWanted,
     EndScript,
     EnterRing,
     Fail,
-    FetchState,
-    FiguresReported,
     FromComparison,
     FromCopying,
     FromNextRing,
@@ -76,8 +76,6 @@ from edl.core.worker.worker_inputs import (
     HealingBegins,
     Input,
     LeaveRing,
-    LeaveWanted,
-    News,
     OrdersHeard,
     OrdersRead,
     RatesHold,
@@ -91,21 +89,18 @@ from edl.core.worker.worker_inputs import (
     RingPrepared,
     ScriptEnded,
     ScriptFailed,
-    ScriptStands,
-    SendState,
     StateComes,
     StateCopied,
     StateMeasured,
     StateNeeded,
-    StatePortion,
     StatesDiffer,
     StatesEqual,
     StepCovered,
     StillWaiting,
-    StreamRead,
     TellDaemon,
     TrainStandIns,
     VotesHeard,
+    changes,
 )
 from edl.core.worker.worker_states import ALONE, ENDING, READY, SITTING, StateChange, TrainerState, following
 from edl.errors import InvalidTransition, JobFailed, RingBroken
@@ -117,13 +112,6 @@ from edl.protocol.trainer_messages import TrainerStatus
 
 TELLS: Final = TellDaemon()
 ALONE_AGAIN: Final = {"generation": 0, "reason": ""}  # whatever first ring it has failed in before
-
-
-class StepCount(Protocol):
-    """The count of committed steps. A usual mini-batch is counted there, and the machine does not hear of it."""
-
-    step: int
-    usual_until: int  # before this step the end of a mini-batch needs nothing but to be counted
 
 
 class WorkerMachine:
@@ -142,8 +130,8 @@ class WorkerMachine:
         self.rank, self.size, self.local_rank = 0, 1, 0
         self.generation = 0  # of the ring that it sits in, or sat in last; 0: alone
         self.entered_after = 0  # the step that this generation took over after
-        self.models_may_differ = False  # the first generation has begun, and no model was sent yet
         self.void: str | None = None  # why the mini-batch in flight is void
+        self.model = ModelState()
         self.unusual = UsualSteps()
         self.supply = SampleSupply(leases, self.unusual)
         self.next_ring = NextRing()
@@ -153,11 +141,6 @@ class WorkerMachine:
         self._foreign = False  # what was saved does not go with it
         self._entering: Entering | None = None
         self._failed_generation = 0  # a newer one that could not be entered
-        self._tainted = False  # a copy broke off: this state must not become another's
-        self.awaits_state = False  # it sits in its ring, and gets its state beside the first steps
-        self.portions = StatePortions()
-        self.joined = 0  # the step after which it came to a ring that trained; 0: it was there from the beginning
-        self.is_new = False  # it came so, and has not been found equal to the others after enough steps yet
         self._tries = False  # its ring has newcomers, and it is none
         self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
         self.restarts = False  # a broken ring makes the script leave its iteration over the data
@@ -185,7 +168,7 @@ class WorkerMachine:
             raise
         if TELLS in commands:
             self.status = self.gathered()
-        usual = self.generation and self.void is None and not self.models_may_differ and not self.portions.follow
+        usual = self.generation and self.void is None and not self.model.may_differ and not self.model.portions.follow
         self.count.usual_until = self.unusual.step if usual and self.limbs == 1 else 0
         return commands
 
@@ -197,35 +180,18 @@ class WorkerMachine:
                 return self._on_orders(happened)
             case RingFormed() | RingFailed() | VotesHeard() | StateComes() | StateCopied():
                 return self._on_ring(happened)
-            case RingPrepared() | RingNotPrepared() | CopyTaken() | CopyFailed() | StateNeeded() | StateMeasured():
+            case RingPrepared() | RingNotPrepared() | CopyTaken() | CopyFailed():
                 return self._on_beside(happened)
-            case StatesEqual() | StatesDiffer() | HealingBegins():
-                return self._on_comparison(happened)
-            case (
-                DataWanted()
-                | RestartsExpected()
-                | CheckpointWished()
-                | ScriptFailed()
-                | ScriptEnded()
-                | LeaveWanted()
-                | FiguresReported()
-                | StreamRead()
-                | ScriptStands()
-                | BitsStand()
-            ):
+            case StatesEqual() | StatesDiffer() | HealingBegins() | StateNeeded() | StateMeasured():
+                return self._on_state(happened)
+            case _:
                 return self._on_script(happened)
 
-    def _on_beside(self, happened: FromNextRing | FromCopying | FromPortions) -> list[Command]:
+    def _on_beside(self, happened: FromNextRing | FromCopying) -> list[Command]:
         """What has gone on beside its mini-batches."""
-        match happened:
-            case CopyTaken() | CopyFailed():
-                return self.copying.take(happened)
-            case RingPrepared() | RingNotPrepared():
-                return self.next_ring.take(happened)
-            case StateNeeded():
-                return [*self.portions.next(rest=True)]
-            case StateMeasured(size):
-                return [self._tell(state_bytes=size)] if size != self.status.state_bytes else []
+        if isinstance(happened, CopyTaken | CopyFailed):
+            return self.copying.take(happened)
+        return self.next_ring.take(happened)
 
     def _move(self, cause: StateChange) -> None:
         self.state = following(self.state, cause)
@@ -255,11 +221,6 @@ class WorkerMachine:
         return self.count.step
 
     @property
-    def opened(self) -> DataSpec | None:
-        """Return the data that the script has asked for; None: it has asked for none yet."""
-        return self.status.data
-
-    @property
     def sits(self) -> bool:
         """In the ring of its generation, and has not left it."""
         return self.state in SITTING
@@ -272,7 +233,7 @@ class WorkerMachine:
     @property
     def has_state(self) -> bool:
         """Its model is that of its step."""
-        return has_state(self.count.step, tainted=self._tainted)
+        return self.model.is_of(self.count.step)
 
     @property
     def assignment(self) -> Assignment | None:
@@ -284,16 +245,6 @@ class WorkerMachine:
         """The step that its ring begins after, or the one that it enters, once that is known."""
         beginning = None if self._entering is None else self._entering.beginning
         return self.entered_after if beginning is None else beginning.step
-
-    @property
-    def leases(self) -> LeaseBuffer:
-        """What it holds of the data."""
-        return self.supply.leases
-
-    @property
-    def weightless(self) -> bool:
-        """No worker has samples in the mini-batch being worked on."""
-        return self.supply.weightless
 
     @property
     def has_share(self) -> bool:
@@ -357,7 +308,7 @@ class WorkerMachine:
         between = looks and self.state is TrainerState.BETWEEN
         left = orders.save is not None and bool(orders.save.limbs)  # others of its worker's processes are dead
         rests = left or (self.state is TrainerState.TRAINING and self.void is None)
-        works = rests and self.has_state and not self.awaits_state and not self.models_may_differ
+        works = rests and self.has_state and not self.model.is_awaited and not self.model.may_differ
         return self.copying.heed(orders.save, self.generation, self.count.step, between=between, works=works)
 
     def _abort(self, orders: Orders) -> list[Command]:
@@ -387,7 +338,7 @@ class WorkerMachine:
         orders = self.orders
         if self.state is TrainerState.COMING and orders is not None and orders.boot_alone:
             return self._boot(orders.local_rank)
-        if self.state in READY or self.leases.holds_at(self.count.step) or self._is_held():
+        if self.state in READY or self.supply.leases.holds_at(self.count.step) or self._is_held():
             return [AwaitOrders()]
         self._move(StateChange.GOES_ON)
         return []
@@ -398,7 +349,7 @@ class WorkerMachine:
 
     def _obey(self, move: Leave | Stop) -> list[Command]:
         """Leave the job, or stop with it. A pipeline that waits for samples would hold up what the script closes."""
-        self.leases.close()
+        self.supply.leases.close()
         self._move(StateChange.OBEYS)
         reason, resumable = (move.reason, move.resumable) if isinstance(move, Stop) else ("", False)
         self.failure = reason or self.failure
@@ -411,36 +362,33 @@ class WorkerMachine:
         return [BootAlone(local_rank), self.supply.weigh(1.0)]
 
     def _wait_on(self, ahead: bool) -> list[Command]:
-        """Is there still a job? What is worked on is not left, but for the end of it all.
-
-        The first ring may be gone before the leader knew that it stood: then no data ever comes for it.
-        `ahead`: on a pipeline's thread, which must not obey for the other one. A worker that is to leave gets no more
-        samples: so its pipeline ends, and its script.
-        """
-        if self.orders is None or (ahead and self.state not in (*ALONE, TrainerState.TRAINING)):
+        """Is there still a job? What is worked on is not left, but for the end of it all."""
+        orders = self.orders
+        if orders is None or (ahead and self.state not in (*ALONE, TrainerState.TRAINING)):
             return []
         where = self._where(waiting=False)
-        move = next_move(where, self.orders)
-        if not ahead and isinstance(move, Leave | Stop):
-            return self._obey(move)
-        if isinstance(move, Stop) and move.reason:
-            self.failure = move.reason
-            return [Fail(move.reason)]
-        if isinstance(move, Leave | Stop):
-            self.leases.close()
-        elif ahead and self.restarts and _is_left(self.orders, where):
-            # The training thread may be taking down the iterator, which waits for this one; the leases that this one
-            # waits for come only after that.
-            return [BreakIteration()]
-        elif isinstance(move, Enter) and self.generation in given_up(self.orders) and self._lacks_data():
-            return self._stand_in()
-        return self._tell_passed() or self._miss(where, move)
+        match next_wait(where, orders, ahead=ahead, restarts=self.restarts, lacks_data=self._lacks_data()):
+            case Leave() | Stop() as move:
+                return self._obey(move)
+            case GiveUp(reason):
+                self.failure = reason
+                return [Fail(reason)]
+            case LeaveIteration():
+                return [BreakIteration()]
+            case UseStandIns():
+                return self._stand_in()
+            case EndReading():
+                self.supply.leases.close()
+            case Stay():
+                pass
+        covered, marked = self.supply.leases.covers(where.step + 1), bool(self.supply.leases.marked[0])
+        return self._tell_passed() or self._tell_missed(0 if covered else missed_switch(where, orders, marked=marked))
 
     def _lacks_data(self) -> bool:
         """No samples of this ring have come, or there are none beyond its step: it was at the mark just before it heard
         of that, or a stream's readers have found no more.
         """
-        return not self.has_share or not self.leases.covers(self.count.step + 1)
+        return not self.has_share or not self.supply.leases.covers(self.count.step + 1)
 
     def _stand_in(self) -> list[Command]:
         """Once: a pipeline that reads ahead asks again, and what it is given then would be trained in the next ring."""
@@ -450,21 +398,10 @@ class WorkerMachine:
         self.void = self.void or "the ring came to nothing before its data came"
         return [TrainStandIns()]
 
-    def _miss(self, where: Location, move: Move) -> list[Command]:
-        """A switch that was due before its word came, and cannot come about while no worker has samples to go on to."""
-        if not isinstance(move, Enter) or self.leases.covers(where.step + 1):
-            return []
-        if not move.assignment.after_step and not self.leases.marked[0]:  # else there are samples for a void mini-batch
-            return []
-        return self._tell_missed(move.assignment.place.generation)
-
     def _tell_passed(self) -> list[Command]:
         """That no member comes to the planned switch: once, as the leader plans another then."""
-        orders = self.orders
-        assignment = None if orders is None or self.state in READY else orders.assignment
-        if assignment is None or not is_passed(self._where(waiting=False), assignment):
-            return []
-        return self._tell_missed(assignment.place.generation)
+        where = self._where(waiting=self.state in READY)
+        return [] if self.orders is None else self._tell_missed(passed_switch(where, self.orders))
 
     def _tell_missed(self, generation: int) -> list[Command]:
         if not self.generation or generation <= self.status.missed:
@@ -481,14 +418,14 @@ class WorkerMachine:
         self.void = None
         step = self.count.step
         self.unusual.even_until = step  # so that the next step is weighed
-        return self.supply.cover(step + 1) if self.leases.covers(step + 1) else []
+        return self.supply.cover(step + 1) if self.supply.leases.covers(step + 1) else []
 
     # -------------------------------------------------------------------------------------------------------- rings
 
     def _enter(self, assignment: Assignment) -> list[Command]:
         """Leave this ring and go to the assigned one, to take over the state of its most advanced member (I5)."""
         self._move(StateChange.ENTERS)
-        self.portions = StatePortions()
+        self.model.leave()
         entering = self._entering = Entering(
             assignment,
             self.generation,
@@ -516,7 +453,7 @@ class WorkerMachine:
     def _on_ring(self, happened: FromRing) -> list[Command]:
         entering = self._entering
         if entering is None and isinstance(happened, StateCopied):  # in a ring that trains
-            return self._take_portion()
+            return [self._enters()] if self.model.receive() else []
         if entering is None:
             raise InvalidTransition(self.state, happened)
         match happened:
@@ -528,14 +465,6 @@ class WorkerMachine:
                 return self._sit(entering)
             case RingFailed(reason):
                 return self._fail(entering, reason)
-
-    def _take_portion(self) -> list[Command]:
-        """Or all of the state, where it is no newcomer's."""
-        if self.awaits_state and self.portions.follow:
-            self.portions.has_come = True
-            return []
-        awaited, self._tainted, self.awaits_state = self.awaits_state, False, False
-        return [self._enters()] if awaited else []
 
     def _say(self, entering: Entering) -> list[Command]:
         try:
@@ -555,66 +484,32 @@ class WorkerMachine:
             return [Fail(str(error))]
         if beginning.root is None:
             return self._sit(entering)
-        if entering.assignment.begins_as_planned:
-            return self._part(entering, beginning.root, beginning)
-        return self._copy(entering, beginning.root, beginning)
-
-    def _part(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:
-        """The root sends its state beside the first steps; of the others, only newcomers have to do with that, if any
-        come. Survivors have what they need.
-        """
-        planned = entering.assignment
-        first = StatePortion(of=planned.beside)
-        if not beginning.current:
-            self._tainted = True
-            fetches = FetchState(root, beginning.offer, first)
-            self.portions = StatePortions(fetches)
-            return [fetches]
-        if planned.place.rank != root or not planned.newcomers:
-            return self._sit(entering)
-        sends = SendState(planned.newcomers, first)
-        self.portions = StatePortions(sends)
-        return [sends, *self._sit(entering)]
-
-    def _copy(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:
-        is_root = entering.assignment.place.rank == root
-        if not beginning.whole:
-            return [CopyRest(root, is_root, beginning.unsure)]
-        return [self._copy_whole(root, is_root=is_root, current=beginning.current)]
-
-    def _copy_whole(self, root: int, *, is_root: bool, current: bool) -> CopyState:
-        """`current`: ours is that of the same step already. Then half of theirs among it does no harm."""
-        self._tainted = not is_root and not current
-        return CopyState(root, is_root, current)
+        command, sits = self.model.begin(entering, beginning, beginning.root)
+        return [*([] if command is None else [command]), *(self._sit(entering) if sits else [])]
 
     def _sit(self, entering: Entering) -> list[Command]:
         """The ring stands, with all members in the state that it begins in."""
         beginning, place = entering.beginning, entering.assignment.place
         assert beginning is not None
-        if beginning.whole or beginning.root is None:  # where none has trained, what it has is worth as much as any
-            self._tainted = False
-        self.awaits_state = self._tainted and beginning.offer > 0
-        if entering.is_new:
-            self.joined, self.is_new = beginning.step, beginning.step > 0
+        self.model.sit(entering, beginning, resumes=self._resumes)
         self._tries, self._entering = self.on_trial, None
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self.generation, self._failed_generation = place.generation, 0
         self.next_ring.sit()
         self.entered_after = self.count.step = beginning.step
-        self.models_may_differ = beginning.step == 0 and (place.size > 1 or self._resumes)
         self.supply.weightless = False
         over = entering.assignment.beside if beginning.offer else 0
         self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=over)
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
         if self.orders is not None:  # if it begins after the planned step, or the foreseen one, its leases are here
             sat += self._adopt(self.orders, comes=True)
-        self.leases.forget_before(beginning.step + 1)
+        self.supply.leases.forget_before(beginning.step + 1)
         sat.append(self._enters())
         return [*sat, *self._go_on()]
 
     def _enters(self) -> TellDaemon:
         """Report that the trainer's ring stands, or that a newcomer has got its state there."""
-        sits = not self.awaits_state  # else it is a newcomer still
+        sits = not self.model.is_awaited  # else it is a newcomer still
         return self._tell(
             phase=Phase.TRAINING if sits else Phase.READY,
             generation=self.generation if sits else 0,
@@ -673,10 +568,10 @@ class WorkerMachine:
 
     def _begin_equal(self) -> list[Command]:
         """The first generation starts from rank 0's model."""
-        if not self.models_may_differ:
+        if not self.model.may_differ:
             return []
-        self.models_may_differ = False
-        return [self._copy_whole(0, is_root=self.rank == 0, current=False)]
+        self.model.may_differ = False
+        return [self.model.copy(0, is_root=self.rank == 0, current=False)]
 
     def _end_batch(self, attention: bool) -> list[Command]:
         if not self.generation:
@@ -686,31 +581,35 @@ class WorkerMachine:
         if self.void is not None:  # unless a peer has applied it
             self._move(StateChange.VOID)
             return [self._breaks(self.generation, self.void), ReadOrders()]
-        if self.awaits_state and not self.portions.has_come:
+        if self.model.is_awaited and not self.model.portions.has_come:
             raise InvalidTransition(self.state, "a mini-batch ended well that had no state to be applied to (I5)")
         if self.orders is not None and self.orders.resumable:
             self._move(StateChange.LOOKS)  # the job is over without this step, which the next life makes
             return [ReadOrders()]
         self.count.step += 1
-        applied = [] if self.awaits_state else [RecordStep(self.generation, self.count.step)]  # to a state
-        committed: list[Command] = [*applied, *self.portions.next()]
-        if attention or self.leases.holds_at(self.count.step):
+        applied = [] if self.model.is_awaited else [RecordStep(self.generation, self.count.step)]  # to a state
+        committed: list[Command] = [*applied, *self.model.portions.next()]
+        if attention or self.supply.leases.holds_at(self.count.step):
             self._move(StateChange.LOOKS)
             committed.append(ReadOrders())
         return committed
 
     # ------------------------------------------------------------------------------------------- states that differ
 
-    def _on_comparison(self, happened: FromComparison) -> list[Command]:
+    def _on_state(self, happened: FromComparison | FromPortions) -> list[Command]:
         match happened:
+            case StateNeeded():
+                return [*self.model.portions.next(rest=True)]
+            case StateMeasured(size):
+                return [self._tell(state_bytes=size)] if size != self.status.state_bytes else []
             case StatesEqual():
-                self.is_new = self.is_new and not is_proven(self.count.step, self.joined)
+                self.model.note_equal(self.count.step)
                 self.unusual.note_equal(self.count.step, self.size)
                 return []
             case StatesDiffer(found):
                 return [self._tell(diverged=found)]
             case HealingBegins(root, current):
-                return [self._copy_whole(root, is_root=self.rank == root, current=current)]
+                return [self.model.copy(root, is_root=self.rank == root, current=current)]
 
     # --------------------------------------------------------------------------------------------------- the script
 
@@ -729,22 +628,8 @@ class WorkerMachine:
                 return []
             case ScriptEnded(state):
                 return self._end(state)
-            case LeaveWanted() | FiguresReported() | ScriptStands() | StreamRead() | BitsStand():
-                return [self._pass_on(happened)]
-
-    def _pass_on(self, happened: News) -> TellDaemon:
-        """Report news that changes nothing else in this machine."""
-        match happened:
-            case LeaveWanted():
-                return self._tell(leaving=True)
-            case FiguresReported(figures):
-                return self._tell(figures=figures)
-            case ScriptStands(whereabouts):
-                return self._tell(whereabouts=whereabouts)
-            case StreamRead(parts):
-                return self._tell(stream=parts)
-            case BitsStand(bits):
-                return self._tell(bits=clipped(bits))
+            case _:
+                return [self._tell(**changes(happened))]
 
     def _end(self, state: tuple[Fingerprint, ...]) -> list[Command]:
         self._move(StateChange.ENDED)
@@ -753,7 +638,7 @@ class WorkerMachine:
             reason=clipped(self.failure),
             foreign=self._foreign,
             final=() if self.failure else state,
-            joined=self.joined if self.is_new else 0,
+            joined=self.model.joined if self.model.is_new else 0,
         )
         return [*self.next_ring.release(), ended]
 
@@ -766,16 +651,5 @@ class WorkerMachine:
             self.unusual.even_until = self.count.step
         if self.state is TrainerState.BOOTING:
             self._move(StateChange.ASKED_FOR_DATA)
-        self.leases.want(spec.epochs, by_sample=spec.by_sample and spec.whole_epochs)
+        self.supply.leases.want(spec.epochs, by_sample=spec.by_sample and spec.whole_epochs)
         return [tells, *([] if self.orders is None else self._adopt(self.orders))]
-
-
-def _is_left(orders: Orders, where: Location) -> bool:
-    """The ring that it is in comes to nothing: it is given up, or the others have left it at a switch it missed."""
-    if where.generation in given_up(orders):
-        return True
-    planned = orders.assignment
-    if planned is None or planned.after_step is None or not where.generation:
-        return False
-    is_past = where.step >= planned.after_step and not is_passed(where, planned)
-    return planned.place.generation > where.generation and is_past

@@ -108,7 +108,7 @@ class RateFactors:
         self._shell.hear(RatesHold(0))  # no step is a usual one
 
     def _check_once(self, call: str, before: object) -> None:
-        if before is not None or self._machine.opened is not None:
+        if before is not None or self._machine.status.data is not None:
             raise UsageError(f"{call} must be called once, before elastic_shard_generator() is iterated")
 
     # --------------------------------------------------------------------------------------------- step after step
@@ -158,11 +158,11 @@ class RateFactors:
         following, scheduled, machine = self._following, self._scheduled, self._machine
         if following is None and scheduled is None and self._noise is None:
             return
-        if machine.opened is None:
+        if machine.status.data is None:
             if scheduled is not None:
                 raise UsageError("edl.schedule_rate() needs samples to count: take them from elastic_shard_generator()")
             return
-        coming, batch = machine.step + 1, self._leases.batch or machine.size * machine.opened.batch
+        coming, batch = machine.step + 1, self._leases.batch or machine.size * machine.status.data.batch
         factor = 1.0 if following is None else following.at(coming, batch)
         if scheduled is not None:
             factor *= scheduled.at(batch)

@@ -76,7 +76,8 @@ class FakeSeat:
         link.worker = ring.place.worker
         unusual = SimpleNamespace(equal_step=0 if ring.new else 20, checking=Checking(20, on_divergence))
         is_new = ring.place.rank in ring.new
-        self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual, void=None, is_new=is_new, joined=9)
+        model = SimpleNamespace(is_new=is_new, joined=9)
+        self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual, void=None, model=model)
         self.while_ending = end
         self.heals = True
         self.synchronized: list[tuple[int, bool]] = []

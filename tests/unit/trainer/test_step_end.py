@@ -33,9 +33,9 @@ class Shell:
         self.rehearsals = Rehearsals()
         self.newest = newest
         self.machine = SimpleNamespace(
-            step=STEP, begins_after=STEP, generation=1, size=2, rank=0, void=None, weightless=False,
-            models_may_differ=False, check_is_due=False, orders=None, restarts=True, failure="",
-            state=TrainerState.TRAINING,
+            step=STEP, begins_after=STEP, generation=1, size=2, rank=0, void=None, check_is_due=False, orders=None,
+            supply=SimpleNamespace(weightless=False), model=SimpleNamespace(may_differ=False), restarts=True,
+            failure="", state=TrainerState.TRAINING,
         )  # fmt: skip
         self.link = SimpleNamespace(page=SimpleNamespace(attention_step=0), folder=Path("/nowhere"), orders=None)
         self.has_gradients = False
@@ -240,7 +240,7 @@ def test_a_newcomer_tells_the_next_one_what_it_was_told() -> None:
 
 def test_models_are_equal_before_an_evaluation_before_the_first_mini_batch() -> None:
     worker, heard = Worker(), []  # type: Worker, list[Any]
-    worker.machine.models_may_differ = True
+    worker.machine.model.may_differ = True
     worker.shell.hear = heard.append
     worker.framework.synchronize_rest = lambda root, *, only_statistics: heard.append("statistics")
     worker.ends.begin_evaluation()

@@ -199,7 +199,7 @@ def test_a_survivor_gives_its_state_to_a_newcomer_that_it_was_not_told_of(after_
 
 def test_the_first_ring_of_all_asks_for_no_members_state() -> None:
     seats = enter((0, 0), (0, 0), after_step=0)
-    assert [shell.machine.models_may_differ for shell in seats] == [True, True]
+    assert [shell.machine.model.may_differ for shell in seats] == [True, True]
 
 
 def test_a_ring_in_which_a_member_would_have_to_boot_first_does_not_stand() -> None:

@@ -144,7 +144,7 @@ def test_the_root_sends_and_another_survivor_only_sits() -> None:
     assert not any(isinstance(one, SendState | FetchState | CopyState) for one in commands)
     for machine in (root.machine, other.machine):
         assert machine.has_state
-        assert not machine.is_new
+        assert not machine.model.is_new
         assert machine.unusual.check_at == 10, "they are compared once the newcomer has its state"
 
 
@@ -170,12 +170,12 @@ def test_a_newcomer_counts_once_its_state_has_come() -> None:
     assert machine.has_state
     machine.handle(BatchEnded())
     assert machine.step == 10
-    assert machine.is_new, "it may have got another state than the others had after that step"
+    assert machine.model.is_new, "it may have got another state than the others had after that step"
     machine.handle(StatesEqual())
-    assert machine.is_new, "its script may do something else there in some steps"
-    machine.count.step = machine.joined + 64
+    assert machine.model.is_new, "its script may do something else there in some steps"
+    machine.count.step = machine.model.joined + 64
     machine.handle(StatesEqual())
-    assert not machine.is_new
+    assert not machine.model.is_new
 
 
 def test_over_several_steps_a_portion_goes_beside_each() -> None:
@@ -193,7 +193,7 @@ def test_over_several_steps_a_portion_goes_beside_each() -> None:
         assert root.machine.handle(BatchEnded()) == [RecordStep(2, step), SendState(1, portion)]
         assert newcomer.machine.step == step
         assert not newcomer.machine.has_state
-        assert newcomer.machine.awaits_state
+        assert newcomer.machine.model.is_awaited
         with pytest.raises(InvalidTransition, match="no state to be applied to"):
             newcomer.machine.handle(BatchEnded())
     assert told(newcomer, newcomer.machine.handle(StateCopied())) == SITS
@@ -226,7 +226,7 @@ def test_a_ring_that_breaks_ends_what_goes_in_portions() -> None:
     root.machine.handle(BatchEnded())
     again = msgspec.structs.replace(planned(0), place=Place(3, 0, 2, "w0"), after_step=None, prepared=False)
     root.hear(assignment=again)
-    assert not root.machine.portions.follow
+    assert not root.machine.model.portions.follow
 
 
 def test_the_daemon_hears_how_large_the_state_is_and_of_each_change() -> None:

@@ -209,7 +209,7 @@ def trains(machine: WorkerMachine) -> WorkerMachine:
     assert machine.handle(OrdersRead(told(1, ring(1)))) == [EnterRing(ring(1), cut=False)]
     machine.handle(RingFormed())
     assert machine.state is TrainerState.TRAINING
-    machine.models_may_differ = False
+    machine.model.may_differ = False
     return machine
 
 
@@ -227,9 +227,9 @@ def test_a_limb_takes_no_leases_before_all_have_looked_at_them() -> None:
         machine = trains(limb(limbs))
         share = Share(1, 0, (Lease(1, 0, 10, 4, (Range(0, 0, 40),)),), (Totals(10, 8),), 10, 1, last=False)
         machine.handle(OrdersHeard(told(2, shares=(share,))))
-        heard = machine.leases.covers(5)
+        heard = machine.supply.leases.covers(5)
         machine.handle(StillWaiting(told(2, shares=(share,))))
-        assert machine.leases.covers(5)
+        assert machine.supply.leases.covers(5)
         return heard
 
     assert after(limbs=1)
@@ -249,7 +249,7 @@ def test_a_limb_tells_a_mark_that_the_others_have_come_to_though_it_is_in_a_coll
     assert machine.status.marked == (1, 10)  # what is held by now may be asked for until all limbs look
     machine.handle(BatchEnded(attention=True))
     machine.handle(OrdersRead(marked(1, 5)))
-    assert machine.leases.marked == machine.status.marked == (1, 10)
+    assert machine.supply.leases.marked == machine.status.marked == (1, 10)
 
 
 def test_a_limb_that_heard_of_no_mark_keeps_to_the_one_that_another_has_told() -> None:
@@ -258,7 +258,7 @@ def test_a_limb_that_heard_of_no_mark_keeps_to_the_one_that_another_has_told() -
     machine.count.step = 4
     machine.handle(BatchEnded(attention=True))
     machine.handle(OrdersRead(marked(1, 5)))
-    assert machine.leases.marked == (1, 10)
+    assert machine.supply.leases.marked == (1, 10)
 
 
 def test_a_limb_tells_no_mark_that_is_still_to_come() -> None:
@@ -268,7 +268,7 @@ def test_a_limb_tells_no_mark_that_is_still_to_come() -> None:
     assert machine.handle(OrdersHeard(marked(1, 7))) == []
     machine.handle(BatchEnded(attention=True))
     machine.handle(OrdersRead(marked(1, 7)))
-    assert machine.leases.marked == machine.status.marked == (1, 7)
+    assert machine.supply.leases.marked == machine.status.marked == (1, 7)
 
 
 def test_a_limb_cuts_a_broken_ring_as_soon_as_it_hears_of_that() -> None:

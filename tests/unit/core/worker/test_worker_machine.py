@@ -393,7 +393,7 @@ def test_by_leases_that_were_foreseen_it_trains_only_if_it_says_so_as_it_comes(i
     worker.machine.handle(OrdersHeard(worker.orders(**foreseen)))
     assert worker.machine.has_share is in_time
     worker.machine.handle(OrdersHeard(worker.orders(shares=(worker.share(2, 3, foreseen=True, batch=9),))))
-    assert worker.machine.leases.batch == (9 if in_time else 0), "those that it trains by may grow"
+    assert worker.machine.supply.leases.batch == (9 if in_time else 0), "those that it trains by may grow"
     worker.machine.handle(OrdersHeard(worker.orders(shares=(worker.share(2, 3),))))
     assert worker.machine.has_share
     assert worker.told.leases_of == (2 if in_time else 1), "how it has come there"
@@ -473,7 +473,7 @@ def test_who_is_told_to_leave_takes_part_up_to_its_last_step() -> None:
     assert worker.machine.handle(OrdersRead(leave)) == []
     worker.machine.handle(BatchEnded(attention=True))
     assert worker.machine.handle(OrdersRead(leave)) == [LeaveRing(), EndScript("")]
-    assert worker.machine.leases.closed
+    assert worker.machine.supply.leases.closed
     assert worker.machine.handle(ScriptEnded(STATE)) == [TellDaemon()]
     assert (worker.told.phase, worker.told.final, worker.told.joined) == (Phase.DONE, STATE, 0)
 
@@ -483,7 +483,7 @@ def test_what_is_saved_is_taken_over_if_the_leader_says_so_whatever_its_launcher
     worker = Worker()
     origin = Origin("/c/j/0001-000001-000000000031", 31, 2, 0) if resumed else None
     worker.enters(worker.seat(1, 0, size=1), origin=origin)
-    assert worker.machine.models_may_differ == resumed
+    assert worker.machine.model.may_differ == resumed
 
 
 def test_the_first_reason_for_a_bad_end_counts() -> None:

@@ -24,7 +24,7 @@ class Worker:
     def __init__(self) -> None:
         self.set: list[float] = []
         self.made, self.ends_pass = 16, False
-        self.machine = SimpleNamespace(step=0, size=2, opened=None)
+        self.machine = SimpleNamespace(step=0, size=2, status=SimpleNamespace(data=None))
         self.rates_until = NEVER
         self.ring = SimpleNamespace(place=None)
         self.noise: tuple[float, float] | None = None  # of the step that is made, if it is measured
@@ -53,7 +53,7 @@ class Worker:
 
     def open(self, spec: DataSpec = SPEC) -> None:
         self.rates.begin(spec)
-        self.machine.opened = spec
+        self.machine.status.data = spec
         self.rates.follow()
 
     def train(self) -> None:
