@@ -34,7 +34,7 @@ from edl.tensorflow.tf_part_sums import GivenGradients, TensorFlowPartSums, Weig
 from edl.tensorflow.tf_random_states import SeededNumbers
 from edl.tensorflow.tf_rate import TensorRate
 from edl.tensorflow.tf_reducer import Averaged, Measures, Reducer
-from edl.tensorflow.tf_snapshot import TensorFlowSnapshot, restore
+from edl.tensorflow.tf_snapshot import TensorFlowSnapshot, bytes_in, restore
 from edl.tensorflow.tf_state import (
     EagerVariables,
     SessionVariables,
@@ -266,17 +266,18 @@ class TensorFlowFramework:
         value = contents if isinstance(contents, np.ndarray) else contents.numpy()
         return np.ascontiguousarray(value).tobytes()
 
-    def put_bytes(self, contents: Any, raw: memoryview) -> None:
-        if isinstance(contents, np.ndarray):
-            np.copyto(contents, np.frombuffer(raw, contents.dtype).reshape(contents.shape))
+    def fill_stored(self, contents: Any, fill: Callable[[memoryview, int], None]) -> None:
+        of_numpy = isinstance(contents, np.ndarray)
+        dtype = contents.dtype if of_numpy else tf.as_dtype(contents.dtype).as_numpy_dtype
+        value = np.empty(tuple(contents.shape), dtype)
+        if value.nbytes:
+            fill(bytes_in(value), 0)
+        if of_numpy:
+            np.copyto(contents, value)
         else:
-            dtype = tf.as_dtype(contents.dtype).as_numpy_dtype
-            contents.assign(np.frombuffer(raw, dtype).reshape(tuple(contents.shape)))
+            contents.assign(value)
 
     def held_by(self, contents: Any, processes: int) -> Sequence[Sequence[ElementRun]]:  # noqa: ARG002 - all is whole
-        return ()
-
-    def held_here(self, contents: Any) -> Sequence[ElementRun]:  # noqa: ARG002 - as above
         return ()
 
     @functools.cached_property

@@ -45,7 +45,7 @@ class TensorFlowSnapshot:
         first = {name: at for at, name in reversed(list(enumerate(names)))}
         unique = [name if first[name] == at else f"{name}#{at}" for at, name in enumerate(names)]
         self.late: Sequence[StatePiece] = [
-            StatePiece((name, one.dtype, one.shape, value.nbytes), partial(_bytes_of, value), at < of_models)
+            StatePiece((name, one.dtype, one.shape, value.nbytes), partial(bytes_in, value), at < of_models)
             for at, (name, one, value) in enumerate(zip(unique, described, values, strict=True))
         ]
 
@@ -74,7 +74,7 @@ def restore(variables: Variables, description: bytes, fill: Fill) -> None:
     for number, one in enumerate(mine):
         value = np.empty(one.shape, tf.as_dtype(one.dtype).as_numpy_dtype)
         if value.nbytes:
-            fill(number, _bytes_of(value))
+            fill(number, bytes_in(value))
         values.append(value)
     variables.put(values)
 
@@ -83,6 +83,6 @@ def _is_same(before: np.ndarray[Any, Any], now: np.ndarray[Any, Any]) -> bool:
     return before.ctypes.data == now.ctypes.data or before.tobytes() == now.tobytes()
 
 
-def _bytes_of(value: np.ndarray[Any, Any]) -> memoryview:
+def bytes_in(value: np.ndarray[Any, Any]) -> memoryview:
     lying: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     return memoryview(lying)

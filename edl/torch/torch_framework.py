@@ -36,11 +36,11 @@ from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.nccl_sums import Gpu
 from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
 from edl.torch.part_sums import TorchPartSums
-from edl.torch.sharded import averaged_by_fsdp, check_sharding, held_by, held_here, is_sharded, local_of
+from edl.torch.sharded import averaged_by_fsdp, check_sharding, held_by, is_sharded, local_of
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.torch_fingerprints import fingerprints, fingerprints_begun
 from edl.torch.torch_reducer import USUAL, Manner, Reducer
-from edl.torch.torch_snapshot import TorchSnapshot, bytes_of, put_bytes, put_random_states, random_states, restore
+from edl.torch.torch_snapshot import TorchSnapshot, bytes_of, fill_stored, put_random_states, random_states, restore
 from edl.torch.torch_state import (
     broadcast_tensors,
     hyper_parameters,
@@ -267,14 +267,11 @@ class TorchFramework:
     def bytes_of(self, contents: Any) -> bytes:
         return bytes(bytes_of(local_of(_tensor(contents))))
 
-    def put_bytes(self, contents: Any, raw: memoryview) -> None:
-        put_bytes(local_of(_tensor(contents)), raw)
+    def fill_stored(self, contents: Any, fill: Callable[[memoryview, int], None]) -> None:
+        fill_stored(_tensor(contents), fill)
 
     def held_by(self, contents: Any, processes: int) -> Sequence[Sequence[ElementRun]]:
         return held_by(contents, processes)
-
-    def held_here(self, contents: Any) -> Sequence[ElementRun]:
-        return held_here(contents) if is_sharded(contents) else ()
 
     @property
     def apart(self) -> TorchApart:

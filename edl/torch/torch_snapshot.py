@@ -101,10 +101,10 @@ def restore(holder: Whole, description: bytes, fill: Fill) -> None:
         # What is frozen is what the script says, which may be another one by now.
         adoption.adopt(holder, named, msgspec.msgpack.encode(head.described), trained=False)
         for number, which in enumerate(head.order):
-            _fill(contents[which], partial(fill, number))
+            fill_stored(contents[which], partial(fill, number))
 
 
-def _fill(tensor: torch.Tensor, fill: Callable[[memoryview, int], None]) -> None:
+def fill_stored(tensor: torch.Tensor, fill: Callable[[memoryview, int], None]) -> None:
     """Fill a tensor, or the part of a sharded one that is here, from the bytes of the whole one."""
     local = local_of(tensor)
     raw = memoryview(bytearray(local.numel() * local.element_size()))
@@ -113,7 +113,10 @@ def _fill(tensor: torch.Tensor, fill: Callable[[memoryview, int], None]) -> None
         if one.length:
             fill(raw[at : at + one.length], one.offset)
         at += one.length
-    put_bytes(local, raw)
+    if local.numel():
+        with torch.no_grad():
+            came = torch.frombuffer(raw, dtype=local.dtype, count=local.numel())
+            local.detach().copy_(came.view(local.shape))
 
 
 def _check_kept(optimizer: torch.optim.Optimizer) -> None:
@@ -150,13 +153,6 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         return memoryview(b"")
     lying: Any = as_bytes(tensor.detach().cpu().contiguous()).numpy()
     return memoryview(lying)
-
-
-def put_bytes(tensor: torch.Tensor, raw: memoryview) -> None:
-    if tensor.numel():
-        with torch.no_grad():
-            came = torch.frombuffer(raw, dtype=tensor.dtype, count=tensor.numel())
-            tensor.detach().copy_(came.view(tensor.shape))
 
 
 def random_states() -> dict[str, bytes]:

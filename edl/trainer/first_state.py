@@ -98,7 +98,7 @@ class FirstState:
         def fill_registered(number: int, into: memoryview, offset: int = 0) -> None:
             found.read_range(more[number].name, offset, into)
 
-        self._extras.restore(self._framework, head.registered, fill_registered, [one.bytes for one in more])
+        self._extras.restore(self._framework, head.registered, fill_registered)
         if (size, processes) == (manifest.size, manifest.processes):
             self._give_back_random_states(found, rank * processes + limb)
 

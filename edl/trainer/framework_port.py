@@ -161,14 +161,14 @@ class Framework(Protocol):
     def bytes_of(self, contents: Any) -> bytes:
         """Read `contents`, which `sort` or numpy's arrays know."""
 
-    def put_bytes(self, contents: Any, raw: memoryview) -> None:
-        """Fill `contents` with `raw`."""
+    def fill_stored(self, contents: Any, fill: Callable[[memoryview, int], None]) -> None:
+        """Fill `contents`, or what this process has of them, from the bytes of the whole.
+
+        `fill` puts the bytes from a place on into a buffer; what it raises is raised.
+        """
 
     def held_by(self, contents: Any, processes: int) -> Sequence[Sequence[ElementRun]]:
         """Return the bytes of sharded contents that each of a worker's processes writes; () of what is whole."""
-
-    def held_here(self, contents: Any) -> Sequence[ElementRun]:
-        """Return the bytes of sharded contents that this process has; () of what is whole."""
 
     @property
     def apart(self) -> Apart | None:

@@ -7,6 +7,7 @@ its form (`edl.trainer.packing`), nor when it goes (`edl.trainer.worker_shell`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -199,8 +200,8 @@ class RegisteredState:
         stored = [_stored(number, content, framework, processes) for number, content in enumerate(contents)]
         return Stored(msgspec.msgpack.encode(nodes), stored)
 
-    def restore(self, framework: Framework, tree: bytes, fill: Fill, sizes: Sequence[int]) -> None:
-        """Take over values from a checkpoint. `fill` puts contents, of so many bytes, into a buffer.
+    def restore(self, framework: Framework, tree: bytes, fill: Fill) -> None:
+        """Take over values from a checkpoint. `fill` puts contents into a buffer.
 
         Raises UsageError where they differ in form.
         """
@@ -209,14 +210,8 @@ class RegisteredState:
             raise UsageError(f"edl.register(): {', '.join(sorted(missing))} of the checkpoint is not registered here")
         unpacking = Unpacking(_stored_sorts(framework), "{path} is not what it is in the checkpoint")
         coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
-        for number, (contents, size) in enumerate(zip(unpacking.contents, sizes, strict=True)):
-            runs = framework.held_here(contents) or (ElementRun(0, size),)
-            raw, at = memoryview(bytearray(sum(run.length for run in runs))), 0
-            for run in runs:
-                if run.length:
-                    fill(number, raw[at : at + run.length], run.offset)
-                at += run.length
-            framework.put_bytes(contents, raw)
+        for number, contents in enumerate(unpacking.contents):
+            framework.fill_stored(contents, partial(fill, number))
         self.values.update({name: value() for name, value in coming.items()})
 
     def _coming(self, root: int, tree: bytes) -> tuple[dict[str, Callable[[], Any]], list[Any]]:
