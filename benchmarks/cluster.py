@@ -32,11 +32,11 @@ import numpy as np
 
 from benchmarks.real_cluster import BATCH, LOOK_S, SAMPLES, Line, RealCluster
 from edl.cluster.policies import registry
+from edl.cluster.queue.device_assignment import yielded
 from edl.cluster.queue.queue_entries import JobEntry, QueueEvent
-from edl.cluster.queue.shrink_order import yielded
 from edl.cluster.speed_analyzer import Analyzer, Batches
 from edl.cluster.views import Allotment, ClusterDecision, ClusterPolicy, ClusterView, Guess, Node, Speed
-from edl.simulator.courses.course import Iterations
+from edl.simulator.course import Iterations
 from edl.simulator.simulated_cluster import ClusterSimulation, Conditions
 from edl.simulator.simulated_job import SimulatedJob
 from edl.simulator.simulation_results import Summary, figures_of

@@ -28,8 +28,7 @@ from typing import NamedTuple
 
 from benchmarks.real_cluster import LOOK_S, Line, RealCluster
 from edl.cluster.queue.queue_entries import JobEntry, JobPhase
-from edl.core.audit.kept_lives import lives
-from edl.core.audit.kept_steps import WorkerAudit
+from edl.core.audit.kept_steps import WorkerAudit, lives
 from edl.protocol.audit_lines import Committed
 from edl.trainer.data.audit_files import read
 

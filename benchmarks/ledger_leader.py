@@ -26,7 +26,7 @@ from edl.core.job.commit import BatchDecided, Commit
 from edl.core.job.leader_inputs import Command, Input, Reported
 from edl.core.job.leader_machine import JobMachine
 from edl.core.job.orders import OrderBook
-from edl.daemon.gc_pacing import collect_regularly, collect_seldom
+from edl.daemon.daemon import collect_regularly, collect_seldom
 from edl.daemon.leader_shell import Leader, LeaderConfig
 from edl.daemon.metrics.families import Family, of_job
 from edl.daemon.metrics.metrics_server import MetricsServer

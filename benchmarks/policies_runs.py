@@ -29,15 +29,12 @@ from edl.cluster.placement import Rule
 from edl.cluster.policies import registry
 from edl.cluster.views import Node
 from edl.errors import ConfigError
-from edl.simulator.courses.course import BatchSpan
-from edl.simulator.courses.epochs import Epochs, Validation
+from edl.simulator.course import BatchSpan, Epochs, Validation
 from edl.simulator.simulated_cluster import ClusterSimulation, Conditions
 from edl.simulator.simulated_fitting import Fitted, Truth
 from edl.simulator.simulation_results import Summary, figures_of
 from edl.simulator.trace import Trace, TraceJob, read_cost
-from edl.simulator.traces.pollux_trace import read_application
-from edl.simulator.traces.trace_kinds import KINDS, read_trace
-from edl.simulator.traces.trace_rows import head_of
+from edl.simulator.trace_files import KINDS, head_of, read_application, read_trace
 
 # -------------------------------------------------------------------------------------------------- jobs that are drawn
 

@@ -23,13 +23,12 @@ from benchmarks.ledger_leader import ADDRESS, Seat, SetUp
 from edl.coordination import zookeeper
 from edl.core.job.lead_times import LeadTimes
 from edl.daemon.address_book import AddressBook
-from edl.daemon.gc_pacing import collect_regularly, collect_seldom
+from edl.daemon.daemon import collect_regularly, collect_seldom
 from edl.daemon.leader_session import Candidacy, LeaderSession
 from edl.daemon.trainer_view import TrainerView
 from edl.protocol import leader_messages, node_paths
-from edl.protocol.assignment import Orders
+from edl.protocol.assignment import Orders, Place
 from edl.protocol.record import Identity
-from edl.protocol.ring_places import Place
 from edl.protocol.trainer_messages import TrainerStatus
 from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.rpc import Client, Server

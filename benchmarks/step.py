@@ -66,8 +66,8 @@ from benchmarks.harness import Job, Note, edl_run, mean_ratio, program
 from benchmarks.worker import APART, BLOCK, DEVICE, EVERY, WARM_UP, choose_device, torch_device
 from edl.proof.paired_turns import MODELS as PAIRED
 from edl.proof.paired_turns import launches, paired_turns
-from edl.protocol.ring_places import Place, solo
-from edl.trainer.data.among import Among
+from edl.protocol.assignment import Place, solo
+from edl.trainer.data.sample_ids import Among
 from tests.model.address_meeting import Gathering
 
 NOT_DONE, NOTIFY_US = 1.01, 5.0

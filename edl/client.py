@@ -36,12 +36,10 @@ from edl.events import Event, from_flat
 from edl.launch import locate_job
 from edl.launch.host_slots import parse_rooms
 from edl.launch.locate_job import Whereabouts, kept_status, locate, recorded_status, story
-from edl.outside.job_client import Ack, JobClient, Retry
-from edl.outside.save_requests import PREEMPT_S, PREEMPTED, moved, preempted, saved
+from edl.outside.job_client import PREEMPT_S, PREEMPTED, Ack, JobClient, Retry, moved, preempted, saved
 from edl.outside.size_profile import BATCHES, TIMEOUT_S, Profile, Wish, profile
 from edl.protocol.job_policy import MOST
-from edl.protocol.migration_record import Room
-from edl.protocol.record import JobState, Status, WorkerState, WorkerStatus
+from edl.protocol.record import JobState, Room, Status, WorkerState, WorkerStatus
 
 T = TypeVar("T")
 

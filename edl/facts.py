@@ -45,7 +45,7 @@ class JobStarted(Fact, frozen=True, kw_only=True):
     np: int
     min: int
     max: int
-    ring: str | UnsetType = UNSET  # library that averages gradients on all workers: `edl.protocol.ring_places.RingKind`
+    ring: str | UnsetType = UNSET  # library that averages gradients on all workers: `edl.protocol.assignment.RingKind`
 
 
 class LeaderElected(Fact, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Accelerate's Accelerator, for a job whose workers come and go.
 
 Owns: the objects that `prepare()` makes elastic, adding gradients up, which worker writes, and which logs a line with
-which rank in it. Does not own: where steps end (`edl.torch.batches`).
+which rank in it. Does not own: where steps end (`edl.torch.loader_conversion`).
 
 Accelerate's own state stays that of one process: there is no process group. Loaders of data other than the training
 data are shared out in rounds (`edl.accelerate.shared_loader`), while the script is between two passes over the training
@@ -25,8 +25,7 @@ from accelerate.utils import recursively_apply, send_to_device
 
 import edl.torch as elastic
 from edl.accelerate.shared_loader import EvaluationRound, SharedLoader, joined, lengths, padded, told_by_all
-from edl.torch.batches import ElasticBatches
-from edl.torch.loader_conversion import converted
+from edl.torch.loader_conversion import ElasticBatches, converted
 from edl.torch.loop_collectives import LoopCollectives
 from edl.torch.shared_batches import shared_batches
 from edl.torch.torch_process import framework

@@ -25,7 +25,7 @@ import msgspec
 from edl.checkpoints.checkpoint_paths import placed
 from edl.checkpoints.checkpoint_writer import write_own, write_part
 from edl.checkpoints.manifest import Slice, StageState, StoredTensor
-from edl.checkpoints.shard_ranges import ElementRun, within
+from edl.checkpoints.worker_stages import ElementRun, within
 from edl.errors import CheckpointError
 from edl.protocol.checkpoint_record import FileInfo, Save
 

@@ -26,7 +26,7 @@ from edl.cli.commands import heed_interrupts, located, seconds
 from edl.config import Settings
 from edl.errors import CheckpointError, ConfigError, EdlError
 from edl.launch.locate_job import Whereabouts, kept_status
-from edl.outside.save_requests import PREEMPT_S, preempted, saved
+from edl.outside.job_client import PREEMPT_S, preempted, saved
 
 BROKEN = 1
 ENDS_S = 15.0  # for a launcher whose job is over to end

@@ -20,7 +20,7 @@ from edl.daemon import leftovers
 from edl.daemon.leftovers import Leftovers, Standing
 from edl.errors import ConfigError, NoSuchJob
 from edl.host.credentials import coordinator_of
-from edl.launch.job_leftovers import LOOK_AGAIN_S, opening
+from edl.launch.job_coordinator import LOOK_AGAIN_S, opening
 from edl.launch.job_records import find
 from edl.protocol import node_paths
 

@@ -13,6 +13,7 @@ from edl.cli import tables
 from edl.core.audit.sample_account import (
     Account,
     EpochAccount,
+    ItemSpan,
     LifeAccount,
     Offender,
     Portion,
@@ -20,7 +21,6 @@ from edl.core.audit.sample_account import (
     Weighed,
     account,
 )
-from edl.core.audit.shard_account import ItemSpan
 from edl.trainer.data.audit_files import read
 
 UNCLEAN = 1

@@ -25,7 +25,7 @@ from edl.proof import proof_report
 from edl.proof.proof_hosts import SSH, HostLink, ProofHosts
 from edl.proof.proof_job import ProofPlan
 from edl.proof.proof_run import QUICK, prove
-from edl.protocol.ring_places import RingKind
+from edl.protocol.assignment import RingKind
 
 DEVICES = ("auto", "cpu", "cuda")
 DOES_NOT_HOLD = 1

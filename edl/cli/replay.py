@@ -5,7 +5,7 @@ where there is none. With virtual workers it makes the same numbers as the run d
 the run's audit has.
 
 Owns: which checkpoint, the run of that worker, and what is told. Does not own: digests of parts
-(`edl.trainer.virtual_steps`), nor comparing them (`edl.core.audit.replayed_parts`).
+(`edl.trainer.virtual_steps`), nor comparing them (`edl.core.audit.kept_steps`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edl.checkpoints.checkpoint_reader import Unfinished, open_checkpoint
 from edl.checkpoints.manifest import Broken
 from edl.cli import tables
 from edl.config import Settings, scrubbed
-from edl.core.audit.replayed_parts import ReplayedPart, compared, digests_of
+from edl.core.audit.kept_steps import ReplayedPart, compared, digests_of
 from edl.errors import JobFailed, UsageError
 from edl.launch.job_records import LaunchRecord, find
 from edl.trainer.data.audit_files import read

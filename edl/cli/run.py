@@ -47,8 +47,8 @@ from edl.launch.job_run import JobRun
 from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.launch.local_launch import Outcome
 from edl.launch.worker_output import OutputFile
+from edl.protocol.assignment import RingKind
 from edl.protocol.record import JobState
-from edl.protocol.ring_places import RingKind
 from edl.protocol.tally import LossCause
 from edl.trainer.data.audit_files import check_free, prepare
 

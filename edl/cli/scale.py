@@ -13,11 +13,9 @@ from edl.errors import EdlError, NoSuchJob, ScaleRejected, TimedOut, UsageError
 from edl.events import Event, Kind
 from edl.launch.host_slots import parse_rooms
 from edl.launch.locate_job import Whereabouts
-from edl.outside.job_client import when_back
-from edl.outside.save_requests import moved
+from edl.outside.job_client import moved, when_back
 from edl.protocol.job_policy import MOST
-from edl.protocol.migration_record import Room
-from edl.protocol.record import Status
+from edl.protocol.record import Room, Status
 
 ASK_S = 60.0  # time for a coordinator and a leader to be back, unless `--timeout` is given (I11, I12)
 LEAST_S = 5.0  # least time for the request itself, however late the coordinator was back

@@ -20,7 +20,7 @@ from edl.simulator.simulated_cluster import ClusterSimulation, Conditions, Fault
 from edl.simulator.simulated_fitting import Speeds, Truth
 from edl.simulator.simulation_results import ClusterFigures, figures_of
 from edl.simulator.trace import Trace, read_cost
-from edl.simulator.traces.trace_kinds import read_trace
+from edl.simulator.trace_files import read_trace
 
 NODES = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,4})")
 TELL_S = 0.5  # from one progress report to the next, on a terminal

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 
 SPOKEN = {  # what edl itself waits for, in words
     "edl.same": "a comparison with the other workers",

@@ -21,7 +21,7 @@ from edl.collectives.horovod_libraries import Library
 from edl.collectives.library_guard import Guard
 from edl.collectives.ring_port import Pulse
 from edl.errors import RingBroken
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 
 GRACE_S = 5.0  # from giving up to the end of the native call
 LOOK_S = 0.02  # how often a failed start is looked for; a successful one is reported at once

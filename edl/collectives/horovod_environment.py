@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from edl.collectives.rendezvous import HOROVODS_PORT
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 
 BUILD = "build Horovod from a clone of edl, by scripts/setup or, for another environment, scripts/build-horovod"
 

@@ -26,13 +26,13 @@ from edl import ownership
 from edl.collectives.byte_collectives import ByteCollectives, Bytes, spoken
 from edl.collectives.horovod_engine import RingEngine
 from edl.collectives.horovod_environment import tell_scripts
-from edl.collectives.horovod_python import HorovodPython
+from edl.collectives.horovod_libraries import HorovodPython
 from edl.collectives.library_guard import plain
 from edl.collectives.name_warmup import Named, Sums, go_through
 from edl.collectives.ring_port import Pulse, is_fault, never
 from edl.errors import RingBroken, RingFault
+from edl.protocol.assignment import Place
 from edl.protocol.leader_messages import GRADIENTS
-from edl.protocol.ring_places import Place
 
 
 class Collectives(Bytes, Sums, Protocol):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from edl.errors import EdlError
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 
 
 class Pulse(NamedTuple):

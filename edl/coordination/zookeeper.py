@@ -19,9 +19,8 @@ from kazoo.client import KazooClient
 from kazoo.protocol.states import EventType
 
 from edl.coordination import kazoo_client
-from edl.coordination.connection_diagnosis import explain
 from edl.coordination.coordinator_settings import Coordinator
-from edl.coordination.dialing import RECONNECT_MAX_S, STOP_S, CallLimit, patience_s
+from edl.coordination.dialing import RECONNECT_MAX_S, STOP_S, CallLimit, explain, patience_s
 from edl.coordination.kazoo_client import KAZOO_ERRORS, is_culprit, translate, watcher
 from edl.coordination.store import (
     ANY,

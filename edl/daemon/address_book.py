@@ -25,9 +25,8 @@ from edl.collectives.rendezvous import Rendezvous
 from edl.collectives.rendezvous_board import is_of_torch
 from edl.core.switch.address_exchange import Exchange, ExchangeRequest
 from edl.errors import PeerError
-from edl.protocol.assignment import Orders
+from edl.protocol.assignment import Orders, Peer, Place
 from edl.protocol.leader_messages import Addresses, AskAddresses, Phase, clipped
-from edl.protocol.ring_places import Peer, Place
 from edl.protocol.trainer_messages import TrainerStatus
 from edl.transport.call_errors import Caller, Reason, Refusals, Refused
 

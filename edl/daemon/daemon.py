@@ -12,14 +12,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import secrets
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -33,7 +36,6 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.worker.observed_trainer import DIED
 from edl.daemon.address_book import AddressBook, Here, JobKeys, located, through_with
 from edl.daemon.driver_link import DriverLink
-from edl.daemon.gc_pacing import collect_regularly, collect_seldom
 from edl.daemon.host_watch import HostProcesses, HostWatch, Process
 from edl.daemon.leader_session import Candidacy, LeaderSession, PresenceNode
 from edl.daemon.leader_shell import Leader, LeaderConfig
@@ -49,12 +51,11 @@ from edl.host.host_processes import host_id, raise_open_files, yield_to_trainers
 from edl.host.network import LOOPBACK, address_of, address_towards, interface_of
 from edl.protocol import leader_messages, node_paths
 from edl.protocol import trainer_messages as say
-from edl.protocol.assignment import Orders, Verdict
+from edl.protocol.assignment import Orders, RingKind, Verdict
 from edl.protocol.checkpoint_record import PartInfo
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.leader_messages import Word
 from edl.protocol.record import Identity
-from edl.protocol.ring_places import RingKind
 from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.pipe import Connection, PipeServer
 from edl.transport.rpc import Client, Server
@@ -62,6 +63,35 @@ from edl.transport.service import Call
 
 if TYPE_CHECKING:
     from edl.daemon.metrics.metrics_server import MetricsOffer
+
+
+# Pace the garbage collector of a daemon: Python's own pace suits neither a leader of a thousand workers nor of three.
+#
+# Each call that gRPC serves leaves a cycle behind, and so does each connection to a rendezvous and each answer of
+# kazoo. By numbers alone a small job's leader would keep the cycles of ten minutes, some 10 MiB, and seem to leak.
+
+
+YOUNG: Final = 50_000  # new objects before Python collects these by itself
+EVERY_S: Final = 10.0
+SHARE: Final = 0.001  # upper bound of the share of time spent on collecting
+
+
+def collect_seldom() -> None:
+    """Collect rarely, and never the objects of the start."""
+    # Python's default collects after each 700 new objects: a grant to a thousand workers would be interrupted 30 times.
+    gc.freeze()
+    gc.set_threshold(YOUNG)
+
+
+async def collect_regularly(every_s: float = EVERY_S, collect: Callable[[], object] = gc.collect) -> None:
+    """Collect all garbage periodically, until cancelled; less often if a collection takes long."""
+    pause_s = every_s
+    while True:
+        await asyncio.sleep(pause_s)
+        began = time.monotonic()
+        collect()
+        pause_s = max(every_s, (time.monotonic() - began) / SHARE)
+
 
 logger = logging.getLogger("edl")
 

@@ -6,7 +6,7 @@ are killed when the job needs them no more. A file beside the one by which they 
 started them for time.
 
 Owns: these, one status and one page of all, and holding or ending the other limbs where one has died. Does not own:
-which limb counts for which fact (`edl.core.worker.limb_statuses`), nor what the daemon does about it
+which limb counts for which fact (`edl.core.worker.limb_votes`), nor what the daemon does about it
 (`edl.daemon.daemon`).
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from edl.core.worker.limb_statuses import combined, combined_copy, ends_worker
+from edl.core.worker.limb_votes import combined, combined_copy, ends_worker
 from edl.core.worker.next_move import NEVER
 from edl.host.host_processes import LIFE, halted, holding_mark, used_by, watch_exit, watch_life
 from edl.protocol import trainer_messages as say

@@ -1,7 +1,7 @@
 """Check that daemons are reached: those of a next ring reach each other, and silent ones still listen.
 
 Beside a ring that trains, each daemon asks the few others with which it will exchange addresses in the switch, and
-reports to the leader which have not answered yet (`edl.core.switch.roll_call`). A daemon answers once it has been
+reports to the leader which have not answered yet (`edl.core.switch.ring_forming`). A daemon answers once it has been
 called itself, while its trainer is there: so a daemon that answers could enter the ring.
 
 A host refuses at once if no process listens at a daemon's address. A host that is gone, or cut off, does not answer;
@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 
 from edl.daemon.address_book import RETRY_S, AddressBook
 from edl.errors import PeerError
-from edl.protocol.assignment import Orders, Summons
+from edl.protocol.assignment import Orders, Peer, Summons
 from edl.protocol.leader_messages import AskPresence, Presence
 from edl.protocol.record import Identity
-from edl.protocol.ring_places import Peer
 
 PATIENCE_S = 0.5  # for a connection
 AGAIN_S = 0.1  # between two attempts: the first may have met a daemon that just ends, or begins
@@ -48,7 +47,7 @@ async def _refuses_once(address: str, port: int) -> bool:
 
 
 class PortProbe:
-    """Test the addresses of silent workers, for one leader (`edl.core.job.unreachable_members`)."""
+    """Test the addresses of silent workers, for one leader (`edl.core.job.deadlines`)."""
 
     def __init__(self, tell: Callable[[tuple[Identity, ...]], None]) -> None:
         """Keep the callback. `tell`: no process listens any more at the addresses of these workers."""

@@ -29,7 +29,7 @@ from edl.coordination.store import Store, connect
 from edl.errors import ConfigError, EdlError
 from edl.host.host_processes import process_start_time, spawn_daemon
 from edl.host.network import address_of
-from edl.launch.job_coordinator import coordinator_of
+from edl.launch.job_coordinator import launched_coordinator
 from edl.launch.job_records import OVER, Folder, LaunchRecord, claim, launch_record
 from edl.launch.status_poller import JobWatch
 from edl.launch.supervisor_inputs import JobSeen
@@ -100,7 +100,7 @@ class CoordinatorProcess:
             given = self._settings.secret_file is not None
             self._folder.write_secret(self._settings.secret() if given else secrets.token_hex(32).encode())
             self._settings = msgspec.structs.replace(self._settings, secret_file=self._folder.secret)
-            async with coordinator_of(self._settings, self._folder, address) as coordinator:
+            async with launched_coordinator(self._settings, self._folder, address) as coordinator:
                 self._write(coordinator=coordinator.hosts)
                 state, reason = await self._keep(coordinator)
         finally:

@@ -16,7 +16,7 @@ between asking and killing. On another host there is none: sshd leaves the proce
 
 Owns: the meeting, finding those processes, when a life begins here, and the messages about it. Does not own: the choice
 of the checkpoint (`edl.checkpoints.resume_choice`), nor the nodes that an earlier life has left in a coordinator
-(`edl.launch.job_leftovers`).
+(`edl.launch.job_coordinator`).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ async def begin(settings: Settings, say: Callable[[str], object]) -> GoesOnFrom:
     if not settings.checkpoint or job is None:
         return GoesOnFrom()
     if settings.coordinator is not None:
-        from edl.launch.job_leftovers import clear
+        from edl.launch.job_coordinator import clear
 
         living = await clear(settings, say)
         if living is not None:  # begun by another command line, which these workers join

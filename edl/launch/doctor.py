@@ -113,7 +113,7 @@ else:
         ctypes.CDLL(folder + "/" + name, ctypes.RTLD_GLOBAL)
 horovod = ctypes.CDLL(library)
 print(*(name for name in ("gloo", "nccl", "mpi") if getattr(horovod, f"horovod_{name}_built")()))
-from edl.collectives.horovod_python import hindrance
+from edl.collectives.horovod_libraries import hindrance
 print(hindrance(f"horovod.{framework}", library, version))
 """
 

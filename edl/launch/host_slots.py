@@ -21,8 +21,7 @@ from edl.host.credentials import coordinator_of
 from edl.host.job_discovery import completed
 from edl.launch.job_records import Folder, LaunchRecord, keep
 from edl.protocol import node_paths
-from edl.protocol.migration_record import Room
-from edl.protocol.record import decode_record
+from edl.protocol.record import Room, decode_record
 
 PATIENCE_S = 3.0  # horovodrun's driver waits meanwhile
 SESSION_S = 10.0

@@ -24,7 +24,7 @@ from edl.config import Settings
 from edl.errors import EdlError
 from edl.events import Event
 from edl.launch import export_process
-from edl.launch.job_leftovers import clear
+from edl.launch.job_coordinator import clear
 from edl.launch.job_records import Folder, LaunchRecord, claim, renew
 from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, Again, Enough, LaunchVerdict, LifeEnd, RestartRule
 from edl.launch.local_launch import PRINT_TIMEOUT_S, Launch, Outcome

@@ -33,7 +33,7 @@ from edl.host.memory_folders import make_folder, sweep
 from edl.host.visible_gpus import VISIBLE, choose_gpus, count_gpus, told_of, visible_gpus
 from edl.launch.child_worker import LimbProcesses, Worker, WorkerProcess, WorkersTold, search_path, start_process
 from edl.launch.forking import Forks
-from edl.launch.job_coordinator import coordinator_of
+from edl.launch.job_coordinator import launched_coordinator
 from edl.launch.job_processes import MARK, end_marked, wait_marked_gone
 from edl.launch.job_records import OVER, Folder, LaunchRecord
 from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, LaunchVerdict
@@ -63,10 +63,9 @@ from edl.launch.supervisor_inputs import (
     WorkerStarted,
 )
 from edl.launch.worker_output import Printer, ToldOnce, WorkerNumbers, rank_folder
-from edl.outside.job_client import JobClient
-from edl.outside.save_requests import PREEMPT_S
+from edl.outside.job_client import PREEMPT_S, JobClient
+from edl.protocol.assignment import AUTO, RingKind
 from edl.protocol.record import Status
-from edl.protocol.ring_places import AUTO, RingKind
 
 PATIENCE_S = 5.0  # for daemons to end after their trainers
 PRINT_TIMEOUT_S = 2.0  # for output whose reader stalls, or whose writer has left its pipe to others
@@ -170,7 +169,7 @@ class Launch:
         self._keep_secret()
         self._keep_policy()
         coordinator = await self._unless_interrupted(
-            stack.enter_async_context(coordinator_of(self._settings, self._folder, say=self._printer.say))
+            stack.enter_async_context(launched_coordinator(self._settings, self._folder, say=self._printer.say))
         )
         self._settings = msgspec.structs.replace(self._settings, coordinator=coordinator.hosts)
         self._write_record(coordinator=coordinator.hosts)

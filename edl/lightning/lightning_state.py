@@ -19,8 +19,7 @@ from typing import Any
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer import call
 
-from edl.torch.loop_state import as_plain, from_plain
-from edl.torch.loop_steps import LoopState, StepEnd
+from edl.torch.loop_steps import LoopState, StepEnd, as_plain, from_plain
 
 LAST = "is_last_batch"
 STEPPED = "_batches_that_stepped"

@@ -15,6 +15,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
+from typing import Final
 
 import msgspec
 
@@ -27,8 +28,8 @@ from edl.events import Event
 from edl.host.credentials import known_secret, with_secret
 from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
-from edl.protocol.leader_messages import Ack
-from edl.protocol.record import OVER, JobState, Record, Status, decode_record
+from edl.protocol.leader_messages import Ack, AskMigrate
+from edl.protocol.record import OVER, JobState, Record, Room, Status, decode_record
 from edl.transport.call_errors import Caller, Unauthentic
 from edl.transport.rpc import Client
 
@@ -384,3 +385,60 @@ def _new_id() -> str:
 
 def _reason(reply: say.Reply) -> str:
     return reply.reason if isinstance(reply, say.Rejected) else f"odd answer: {reply!r}"
+
+
+# Some requests take a while: to save a job now, to save and end it, or to leave a host.
+
+
+async def moved(
+    job: JobClient, host: str, to: tuple[Room, ...], within_s: float, seen: Callable[[Status], object] = lambda _: None
+) -> None:
+    """Wait until no worker is left on `host`. Each status goes to `seen`. Newcomers have `within_s` seconds to be
+    ready; 0 means the time that a boot may take. Raises ScaleRejected with the reason when the migration fails,
+    JobFailed, PeerError.
+    """
+    asked = AskMigrate(secrets.token_hex(8), host, to, within_s)
+    while not await job.migrate(asked):
+        seen(await job.status())
+        await asyncio.sleep(LOOK_S)
+
+
+PREEMPT_S: Final = 25.0  # a machine that is reclaimed usually gets half a minute of notice
+SLACK_S: Final = 60.0  # beyond the deadline, for a new leader to be elected and to record the end
+PREEMPTED: Final = "it was preempted"
+
+
+async def saved(job: JobClient) -> str:
+    """Save the job now; return the checkpoint's path once it is durable. Raises JobFailed, PeerError."""
+    request = secrets.token_hex(8)
+    while True:
+        told = await job.checkpoint(request)
+        if told.path:
+            return told.path
+        await asyncio.sleep(LOOK_S)
+
+
+async def preempted(
+    job: JobClient, reason: str, deadline_s: float, kept: Callable[[], Status | None] = lambda: None
+) -> Status:
+    """Save the job and end it; return its last status. `kept` returns the status that a launcher on this machine has
+    recorded, because the coordinator may be gone as soon as the job is. Raises JobFailed, PeerError, TimedOut.
+    """
+    await job.preempt(reason, deadline_s)
+    clock = asyncio.get_running_loop().time
+    until = clock() + deadline_s + SLACK_S
+    while True:
+        try:
+            status = await job.status()
+        except StoreUnavailable:
+            if (found := kept()) is None:
+                raise
+            status = found
+        if status.state in OVER:
+            break
+        if clock() > until:
+            raise TimedOut(f"job {status.job} is not over {deadline_s + SLACK_S:g} s after it was asked to go")
+        await asyncio.sleep(LOOK_S)
+    if status.state.value != "preempted":
+        raise JobFailed(f"job {status.job} was over before it could be preempted: it {status.state.value}")
+    return status

@@ -24,7 +24,8 @@ from edl import __version__
 from edl.errors import ConfigError, EdlError
 from edl.host.network import LOOPBACK, address_towards, interface_of, is_loopback
 from edl.launch.host_slots import Host
-from edl.proof.host_messages import (
+from edl.proof.host_part import (
+    ANY_PORT,
     AskClock,
     FileGrown,
     FromHost,
@@ -41,7 +42,6 @@ from edl.proof.host_messages import (
     line_of,
     told_by,
 )
-from edl.proof.host_part import ANY_PORT
 from edl.proof.proof_report import Machine, ProofHost
 from edl.proof.step_figures import set_file
 

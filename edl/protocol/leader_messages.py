@@ -7,14 +7,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from edl.protocol.assignment import Orders
+from edl.protocol.assignment import Orders, RingKind
 from edl.protocol.checkpoint_record import PartInfo, Resumed
 from edl.protocol.data_nouns import DataSpec, ShardPart
 from edl.protocol.divergence_report import Divergence, Fingerprint
 from edl.protocol.job_policy import Count, JobPolicy
-from edl.protocol.migration_record import Room
-from edl.protocol.record import KEEP_S, Identity, Status
-from edl.protocol.ring_places import RingKind
+from edl.protocol.record import KEEP_S, Identity, Room, Status
 from edl.protocol.tally import LimbSeen, Usage
 
 LONGEST_REASON: Final = 2000

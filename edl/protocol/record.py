@@ -16,13 +16,50 @@ from typing import Final
 
 import msgspec
 
+from edl.protocol.assignment import RingKind
 from edl.protocol.checkpoint_record import Cost, Preemption, Remnant, Resumed, Saved, SaveRequest, Saving, SavingFailure
 from edl.protocol.data_nouns import DataCounts, DataSpec, LedgerSnapshot
 from edl.protocol.divergence_report import EndState
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
-from edl.protocol.migration_record import Migrated, Migration, MigrationStatus
-from edl.protocol.ring_places import RingKind
 from edl.protocol.tally import LimbSeen, Rate, Tally, Usage
+
+
+class Room(msgspec.Struct, frozen=True):
+    """A number of newcomers that enter on a host in place of the leavers."""
+
+    host: str
+    slots: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.slots}"
+
+
+class Migration(msgspec.Struct, frozen=True):
+    """The migration of all workers of `host`, which leave once as many newcomers can enter in their place."""
+
+    number: int  # counts the migrations of a job, from 1
+    request: str  # id of the request
+    host: str  # its name, or its address
+    to: tuple[Room, ...]
+    within_s: float  # time for the newcomers to be ready
+    newcomers: tuple[str, ...] = ()  # newcomers that have come for it
+
+
+class Migrated(msgspec.Struct, frozen=True):
+    """A migration that is over. `failure`: why it failed; empty if no worker is left on its host."""
+
+    request: str
+    failure: str = ""
+
+
+class MigrationStatus(msgspec.Struct, frozen=True):
+    """The migration under way, as `edl status` shows it."""
+
+    number: int
+    host: str
+    to: tuple[Room, ...]
+    awaited: tuple[Room, ...]  # newcomers that have not come yet, by host
+    newcomers: tuple[str, ...]  # newcomers that have come
 
 
 class JobState(StrEnum):

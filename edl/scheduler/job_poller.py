@@ -19,7 +19,7 @@ from edl.coordination.store import AccessDenied, Store, StoreRefused
 from edl.daemon import leftovers
 from edl.daemon.leftovers import Leftovers, Standing
 from edl.errors import CheckpointError, JobFailed, NoSuchJob, UsageError
-from edl.launch.job_leftovers import LOOK_AGAIN_S
+from edl.launch.job_coordinator import LOOK_AGAIN_S
 from edl.launch.job_run import in_a_thread
 from edl.outside.job_client import JobClient
 from edl.protocol.job_policy import BatchRule

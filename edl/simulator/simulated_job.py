@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from edl.cluster.views import JobView, Placement, Speed
-from edl.simulator.courses.course import Step
+from edl.simulator.course import Step
 from edl.simulator.trace import ChangeCost, TraceJob
 
 

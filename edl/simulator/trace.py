@@ -10,7 +10,7 @@ import msgspec
 
 from edl.cluster.views import Aim, Rates
 from edl.errors import ConfigError
-from edl.simulator.courses.course import Course
+from edl.simulator.course import Course
 
 LONGEST_S: Final = 86_400.0
 

@@ -12,16 +12,13 @@ import os
 from collections.abc import Callable, Sequence
 
 from edl.sources import record_places
-from edl.sources.byte_records import RowSource
+from edl.sources.byte_records import Layout, RowSource, scan
 from edl.sources.cache import Cache, unpacked
-from edl.sources.csv_rows import CsvRows
 from edl.sources.formats import format_of
-from edl.sources.lines import JsonLines, TextLines
 from edl.sources.listing import DataFile, list_files
+from edl.sources.record_layouts import CsvRows, JsonLines, TextLines, TFRecords
 from edl.sources.record_places import Table
-from edl.sources.scanning import Layout, scan
 from edl.sources.source_port import Source
-from edl.sources.tfrecord import TFRecords
 
 logger = logging.getLogger("edl")
 

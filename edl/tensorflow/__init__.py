@@ -31,15 +31,14 @@ from edl.tensorflow import keras_callbacks, keras_names, tf_horovod_names, tf_lo
 from edl.tensorflow import tf_elastic as elastic
 from edl.tensorflow.dataset import dataset_of, dataset_of_arrays
 from edl.tensorflow.keras_fit import ElasticFit, Fits
-from edl.tensorflow.tape import AveragingTape
 from edl.tensorflow.tf_framework import is_wrapped
 from edl.tensorflow.tf_process import framework as _framework
 from edl.tensorflow.tf_process import trainer as _trainer
-from edl.tensorflow.tf_reducer import Voidable
+from edl.tensorflow.tf_reducer import AveragingTape, Voidable
 from edl.trainer.data.shards import ShardGenerator
 from edl.trainer.exit_paths import Leaving
+from edl.trainer.learning_rates import RateTuner
 from edl.trainer.module_aliases import alias
-from edl.trainer.rates.tuner import RateTuner
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 

@@ -1,7 +1,7 @@
 """Callbacks by Horovod's names, on edl's own: `edl.tensorflow.keras.callbacks`, and those of its module `elastic`.
 
 Owns: what such a callback means where workers come and go. Does not own: the end of a batch and of an epoch
-(`edl.tensorflow.keras_fit`), nor learning rates that follow the samples (`edl.trainer.rates`).
+(`edl.tensorflow.keras_fit`), nor learning rates that follow the samples (`edl.trainer.learning_rates`).
 
 Horovod's callbacks count batches and epochs on each worker. A newcomer has counted others, so learning rates and values
 would come to differ. Here they follow what all workers see alike: the samples trained, and the epoch of the job.

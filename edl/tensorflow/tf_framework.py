@@ -17,27 +17,24 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from edl.checkpoints.shard_ranges import ElementRun
+from edl.checkpoints.worker_stages import ElementRun
 from edl.collectives.horovod_environment import prepare_environment
 from edl.collectives.horovod_ring import HorovodRing
 from edl.collectives.name_warmup import Named
 from edl.errors import RingBroken, UsageError
 from edl.protocol.divergence_report import Fingerprint
 from edl.tensorflow import keras_optimizer, tf_random_states, v1_optimizer
-from edl.tensorflow.counted_updates import CountedUpdates
+from edl.tensorflow.graph_values import TensorNoise, TensorRate, TensorShare
+from edl.tensorflow.keras_optimizer import CountedUpdates
 from edl.tensorflow.kernels import kernels_for
-from edl.tensorflow.ring_bytes import TensorFlowCollectives
-from edl.tensorflow.tf_fingerprints import fingerprints, fingerprints_begun, fingerprints_of_session
-from edl.tensorflow.tf_gradient_weight import TensorShare
-from edl.tensorflow.tf_noise import TensorNoise
 from edl.tensorflow.tf_part_sums import GivenGradients, TensorFlowPartSums, Weight
 from edl.tensorflow.tf_random_states import SeededNumbers
-from edl.tensorflow.tf_rate import TensorRate
 from edl.tensorflow.tf_reducer import Averaged, Measures, Reducer
 from edl.tensorflow.tf_snapshot import TensorFlowSnapshot, bytes_in, restore
 from edl.tensorflow.tf_state import (
     EagerVariables,
     SessionVariables,
+    TensorFlowCollectives,
     Variables,
     broadcast_arrays,
     contents,
@@ -49,6 +46,9 @@ from edl.tensorflow.tf_tensors import (
     TensorFlowTensors,
     batch_norm_of,
     behind,
+    fingerprints,
+    fingerprints_begun,
+    fingerprints_of_session,
     has_all,
     metrics_of,
     named,

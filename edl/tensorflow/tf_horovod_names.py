@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import horovod.tensorflow as hvd
 
 from edl.errors import RingBroken, UsageError
-from edl.tensorflow.tape import as_it_stands, average
 from edl.tensorflow.tf_process import framework, trainer
+from edl.tensorflow.tf_reducer import as_it_stands, average
 from edl.tensorflow.tf_tensors import behind
 
 AnyOptimizer = TypeVar("AnyOptimizer")

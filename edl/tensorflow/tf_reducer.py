@@ -29,15 +29,15 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import horovod.tensorflow as hvd
+import keras
 import tensorflow as tf
 
 from edl.collectives.horovod_ring import HorovodRing
 from edl.collectives.library_guard import plain
 from edl.collectives.name_warmup import Named
 from edl.errors import RingBroken, UsageError
+from edl.tensorflow.graph_values import TensorNoise, TensorShare
 from edl.tensorflow.kernels import AVERAGED, SUMMED, kernels_for
-from edl.tensorflow.tf_gradient_weight import TensorShare
-from edl.tensorflow.tf_noise import TensorNoise
 from edl.tensorflow.tf_tensors import behind
 from edl.tensorflow.wait_meter import Waiting, when
 from edl.trainer.framework_port import StepPort
@@ -445,3 +445,54 @@ def _all_tensors(gradients: list[Gradient]) -> list[Any]:
 
 def _tensors(gradient: Gradient) -> list[Any]:
     return list(tf.nest.flatten(gradient, expand_composites=True))
+
+
+# `edl.tensorflow.GradientTape`: what it gives back is averaged over all workers already.
+
+
+# A mark of what a traced step calls. Else AutoGraph rewrites edl's own functions in each worker, which takes seconds,
+# though none of them branches on a tensor.
+as_it_stands = tf.autograph.experimental.do_not_convert
+
+
+class AveragingTape(tf.GradientTape):  # type: ignore[misc]
+    """A `tf.GradientTape` whose `gradient()` gives those of the global batch."""
+
+    def __init__(self, reducer: Reducer, persistent: bool, watch_accessed_variables: bool) -> None:
+        super().__init__(persistent, watch_accessed_variables)
+        self._edl = reducer
+
+    @as_it_stands  # type: ignore[untyped-decorator]
+    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return gradients as `tf.GradientTape.gradient` does; those of variables are averaged over all workers.
+
+        In a mini-batch that is void, or in which no worker has samples, it gives what was found here: no wrapped
+        optimizer applies it.
+        """
+        found = super().gradient(target, sources, *args, **kwargs)
+        averaged = average(self._edl, found, sources)
+        return found if averaged is None else averaged
+
+
+def average(reducer: Reducer, found: Any, sources: Any) -> Any:
+    """`found`, of the structure of `sources`, with the gradients of variables averaged; those of other tensors are the
+    worker's own. None: there is no update in this mini-batch.
+    """
+    flat = tf.nest.flatten(sources)
+    gradients = _flat(found, len(flat))
+    places = [place for place, source in enumerate(flat) if isinstance(source, (tf.Variable, keras.Variable))]
+    if not places:
+        return found
+    averaged = reducer.average_of_tape([gradients[place] for place in places], [flat[place] for place in places])
+    if averaged is None:
+        return None
+    for place, gradient in zip(places, averaged, strict=True):
+        gradients[place] = gradient
+    return tf.nest.pack_sequence_as(sources, gradients)
+
+
+def _flat(found: Any, number: int) -> list[Any]:
+    """Sparse gradients are one each, and so is none at all."""
+    gradients = tf.nest.flatten(found)
+    assert len(gradients) == number
+    return list(gradients)

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from edl.errors import UsageError
-from edl.tensorflow.tf_rate import PacedV1, TensorRate
+from edl.tensorflow.graph_values import PacedV1, TensorRate
 from edl.tensorflow.tf_reducer import Reducer
 
 

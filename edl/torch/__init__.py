@@ -21,18 +21,17 @@ from edl.policy.learning import Knee, Warmup
 from edl.sources.streams.elastic_stream import ElasticStream
 from edl.torch import elastic as elastic
 from edl.torch import torch_horovod_names, torch_loading
-from edl.torch.file_dataset import Records
-from edl.torch.loader import ElasticDataLoader
+from edl.torch.loader import ElasticDataLoader, Records
 from edl.torch.optimizer import Elastic
 from edl.torch.torch_process import framework as _framework
 from edl.torch.torch_process import trainer as _trainer
 from edl.torch.torch_reducer import Manner
 from edl.trainer.exit_paths import Leaving
+from edl.trainer.learning_rates import RateTuner
 from edl.trainer.module_aliases import alias
-from edl.trainer.rates.tuner import RateTuner
 
 if TYPE_CHECKING:
-    from edl.torch.batches import ElasticBatches
+    from edl.torch.loader_conversion import ElasticBatches
 
 AnyModel = TypeVar("AnyModel", bound=torch.nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
@@ -167,9 +166,8 @@ def prepare(
     >>> edl.step() - 1
     2
     """
-    from edl.torch.batches import ElasticBatches
     from edl.torch.buffers import SharedBuffers
-    from edl.torch.loader_conversion import converted
+    from edl.torch.loader_conversion import ElasticBatches, converted
 
     parts: tuple[object, object] = (model, optimizer)
     if not isinstance(parts[0], torch.nn.Module) or not isinstance(parts[1], torch.optim.Optimizer):

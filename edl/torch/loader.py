@@ -16,17 +16,18 @@ and the script's random numbers are the same in each case. What those processes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sized
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from edl.errors import UsageError
+from edl.sources.source_port import Source
 from edl.sources.streams.elastic_stream import ElasticStream
 from edl.sources.streams.foreign_streams import node_of
-from edl.torch.loading_seeds import LoadingSeeds, SeatOfSteps, SeededIds, begin_with
-from edl.torch.part_loading import PartLoading
+from edl.torch.loading_seeds import LoadingSeeds, PartLoading, SeatOfSteps, SeededIds, begin_with
 from edl.torch.torch_process import framework, trainer
 from edl.trainer.data.shards import ShardGenerator
 from edl.trainer.virtual_steps import LoadedParts, PartLoad
@@ -282,3 +283,31 @@ def _check_names(ours: Mapping[str, str], loading: Mapping[str, Any]) -> None:
     for name, remedy in ours.items():
         if loading.get(name):
             raise UsageError(f"ElasticDataLoader({name}=...): {remedy}")
+
+
+class Records(Dataset[Any]):
+    """Anew opened in each process: worker processes would else share the place in a file with their parent."""
+
+    def __init__(self, opened: Callable[[], Source]) -> None:
+        self._open = opened
+        self._source: Source | None = None
+        self._process = 0
+        self._total, self.fingerprint = len(self._here()), self._here().fingerprint
+
+    def __len__(self) -> int:
+        return self._total
+
+    def __getitem__(self, number: int) -> Any:
+        return self._here().read([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Read all records of a batch at once, as the DataLoader asks for them."""
+        return self._here().read(numbers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}
+
+    def _here(self) -> Source:
+        if self._source is None or self._process != os.getpid():
+            self._source, self._process = self._open(), os.getpid()
+        return self._source

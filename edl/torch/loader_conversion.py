@@ -19,7 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
 from edl.torch.loader import ElasticDataLoader, batches_of_epoch, stream_of
-from edl.torch.torch_process import trainer
+from edl.torch.torch_process import framework, trainer
 from edl.trainer.virtual_steps import LoadedParts
 
 logger = logging.getLogger("edl")
@@ -239,3 +239,68 @@ def order_of(sampler: object, seed: int) -> Order:
         f"edl chooses the samples, each once an epoch: leave sampler={type(sampler).__name__}(...) away, or say "
         "shuffle=True"
     )
+
+
+# Asking a loader that `edl.prepare` or Accelerate has prepared for a batch is the end of the step before.
+
+
+class ElasticBatches:
+    """Mini-batches of this worker, one after the other, as the script's loader has them."""
+
+    def __init__(self, parts: StepParts, placed: Callable[[Any], Any]) -> None:
+        self.parts = parts
+        self._placed = placed
+        self._updates: int | None = None  # there were when the newest batch was given out, and its step has not ended
+        self._step = 0  # of the newest batch
+        self.between = False  # the newest step has ended, and the next one has not begun
+
+    def __len__(self) -> int:
+        """Batches of this worker in a whole epoch, at the present size."""
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._end_left()
+        for batch in self.parts:
+            self._updates, self._step, self.between = framework.updates(), trainer.step(), False
+            trainer.give_out(self._end)
+            yield self._placed(batch)
+            if self.parts.last and self._updates is not None:  # else an evaluation has ended it
+                self._end()
+
+    def epochs(self, wanted: int) -> Iterator[int]:
+        """Iterate over the job's passes over its data: for the loop around the loop over batches, in the place of
+        `range(wanted)`. A newcomer comes into the pass that the others are at, and stops with them. A pass that the
+        script leaves by `break` is followed by what is left of its epoch.
+        """
+        shards = self.parts.loader.shards
+        while (done := shards.epochs_done) < wanted:
+            yield done
+            self._end_left()
+
+    @property
+    def in_step(self) -> bool:
+        """Tell whether a batch was given out whose step has not ended."""
+        return self._updates is not None
+
+    @property
+    def dataset(self) -> Any:
+        return self.parts.dataset
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: each pass has an order of its own."""
+
+    def _end_left(self) -> None:
+        """End the step in which the script has left its iteration, if its update was made, or it is void."""
+        if self._updates is not None and (trainer.voided or framework.updates() != self._updates):
+            self.parts.loader.shards.leave()  # what the script does between two passes may be done: not by newcomers
+            self._end()
+
+    def _end(self) -> None:
+        self._updates, self.between = None, True
+        trainer.give_out(None)
+        if trainer.step() != self._step:
+            raise UsageError(
+                "notify_batch_end() was called in a loop over a prepared loader, which ends each mini-batch where the "
+                "next one is asked for: leave the call away"
+            )
+        trainer.notify_batch_end()

@@ -23,7 +23,7 @@ import msgspec
 import torch
 
 from edl.errors import RingBroken, UsageError
-from edl.torch.loop_state import as_plain, from_plain
+from edl.torch.loop_steps import as_plain, from_plain
 from edl.torch.tensor_ring import TensorRing
 from edl.torch.torch_state import synchronize_rest
 from edl.trainer.shared_evaluation import Work

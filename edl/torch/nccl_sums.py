@@ -35,7 +35,7 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from edl.errors import said_of
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 from edl.torch.cuda_streams import beside
 
 logger = logging.getLogger("edl")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from edl.checkpoints.shard_ranges import ElementRun, Sharding, Split, block, writes
+from edl.checkpoints.worker_stages import ElementRun, Sharding, Split, block, writes
 from edl.errors import CheckpointError, UsageError
 
 FSDP1 = "FullyShardedDataParallel"

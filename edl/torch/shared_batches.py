@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import msgspec
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
-from edl.torch.loop_state import as_plain, from_plain
+from edl.torch.loop_steps import as_plain, from_plain
 
 logger = logging.getLogger("edl")
 

@@ -17,7 +17,7 @@ from edl.collectives.name_warmup import Named
 from edl.collectives.ring_port import Ring
 from edl.config import Settings
 from edl.errors import ConfigError, UsageError
-from edl.protocol.ring_places import RingKind, ring_kind
+from edl.protocol.assignment import RingKind, ring_kind
 from edl.torch.absence import blank, no_rows
 from edl.torch.nccl_sums import Gpu
 from edl.trainer import fork_stand_in

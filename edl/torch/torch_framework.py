@@ -13,7 +13,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from edl import ownership
-from edl.checkpoints.shard_ranges import ElementRun
+from edl.checkpoints.worker_stages import ElementRun
 from edl.collectives.horovod_environment import prepare_environment
 from edl.collectives.name_warmup import Named
 from edl.collectives.ring_port import GradientWeight
@@ -30,8 +30,6 @@ from edl.errors import RingBroken, UsageError
 from edl.protocol.divergence_report import Fingerprint
 from edl.torch.absence import sparse_parameters
 from edl.torch.backward import Backward, Reduction
-from edl.torch.group_world import GroupWorld
-from edl.torch.held_tensors import TorchHeldTensors
 from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.nccl_sums import Gpu
 from edl.torch.optimizer import Elastic, attach, check_optimizer, check_trained, names_of, release
@@ -51,14 +49,49 @@ from edl.torch.torch_state import (
     synchronize_rest,
 )
 from edl.torch.torch_state_split import TorchApart
-from edl.torch.torch_tensors import TorchTensors, WholeTensors
+from edl.torch.torch_tensors import TorchTensors, WholeTensors, form
 from edl.torch.torch_unwrapped import TorchUnwrapped
-from edl.torch.within_worker import refuse_copies
-from edl.torch.wrapped import Wrapped, make_equal
-from edl.trainer.data.among import Among
+from edl.torch.within_worker import GroupWorld, TorchHeldTensors, refuse_copies
+from edl.trainer.data.sample_ids import Among
+from edl.trainer.first_state import check_same
 from edl.trainer.framework_port import WRAP_IT, Fill, StepPort
 from edl.trainer.limb_agreement import LimbWorld
 from edl.trainer.updates_due import UpdatesDue
+
+# Give all members of the ring rank 0's state of what one call of `edl.Optimizer` brings.
+#
+# DistributedDataParallel does the same when it is constructed. Without it the first step of a script that brings data
+# of its own would sum up gradients of other shapes, which ends the process in gloo.
+
+
+class Wrapped(NamedTuple):
+    """A holder (`edl.torch.torch_state.Holder`) of what one call has brought."""
+
+    named: Sequence[tuple[str, torch.Tensor]]  # what no call before has brought
+    optimizer: torch.optim.Optimizer
+
+    def tensors(self) -> Sequence[tuple[str, torch.Tensor]]:
+        """Named, in the same order on all workers."""
+        return self.named
+
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """List the one optimizer."""
+        return [self.optimizer]
+
+    def parts(self) -> list[str]:
+        """Describe each tensor, and each group of the optimizer's parameters, in words."""
+        tensors = [f"{name} ({form(tensor)})" for name, tensor in self.named]
+        groups = [f"a group of {len(group['params'])} parameters" for group in self.optimizer.param_groups]
+        return [*tensors, *groups]
+
+
+def make_equal(wrapped: Wrapped, ring: TensorRing) -> None:
+    """Make what was wrapped equal on all members of the ring, which call this at the same place of their scripts.
+    Raises RingBroken, and on all of them UsageError.
+    """
+    if ring.place is not None and ring.place.size > 1:
+        check_same(ring, wrapped.parts())
+        synchronize(wrapped, ring, 0)
 
 
 def statistics(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:

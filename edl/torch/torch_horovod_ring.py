@@ -21,7 +21,7 @@ from edl.collectives.library_guard import plain
 from edl.collectives.name_warmup import Named
 from edl.collectives.ring_port import of_all_members
 from edl.errors import RingBroken, UsageError
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 from edl.torch.absence import AbsentGradients
 from edl.torch.cuda_streams import beside
 from edl.torch.nccl_sums import WARM, Gpu

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +22,58 @@ from edl.checkpoints.checkpoint_paths import look
 from edl.checkpoints.checkpoint_reader import Checkpoint, chosen
 from edl.checkpoints.manifest import StoredTensor
 from edl.errors import UsageError
-from edl.torch.distributed_loading import is_distributed, load_distributed
 from edl.torch.torch_state import as_bytes
+
+METADATA = ".metadata"
+
+
+def is_distributed(path: str | os.PathLike[str]) -> bool:
+    """Return whether the folder is one that `torch.distributed.checkpoint.save` has written."""
+    return (Path(path) / METADATA).is_file()
+
+
+def load_distributed(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
+    """Raises UsageError where the model has other names or shapes; the model is as it was then."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    mine = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, torch.Tensor)}
+    metadata: Any = FileSystemReader(path).read_metadata()
+    stored = {name: one for name, one in metadata.state_dict_metadata.items() if hasattr(one, "size")}
+    places = metadata.planner_data or {}
+    names = names_of(path, {name: tuple(places.get(name, (name,))) for name in stored}, mine)
+    read = {}
+    for name, tensor in mine.items():
+        there = stored[names[name]]
+        if tensor.shape != there.size:
+            raise UsageError(
+                f"load_checkpoint(): {name} of the model is {list(tensor.shape)}, that of {path} is "
+                f"{list(there.size)}; build the model that was saved"
+            )
+        read[names[name]] = torch.empty(tensor.shape, dtype=there.properties.dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is intended here
+        load(read, checkpoint_id=path, no_dist=True)
+    with torch.no_grad():
+        for name, tensor in mine.items():
+            tensor.copy_(read[names[name]])
+
+
+def names_of(path: object, places: Mapping[str, Sequence[object]], mine: Collection[str]) -> dict[str, str]:
+    """Return the folder's name of each tensor of the model. `places` are the keys by which each stored tensor was found
+    in the dict that was saved: the model is the dict in it with the model's very names. Raises UsageError.
+    """
+    dicts: dict[tuple[object, ...], dict[str, str]] = defaultdict(dict)
+    for name, place in places.items():
+        dicts[tuple(place[:-1])][str(place[-1])] = name
+    fitting = [found for found in dicts.values() if found.keys() == set(mine)]
+    if len(fitting) != 1:
+        why = "several dicts" if fitting else "no dict"
+        raise UsageError(
+            f"load_checkpoint(): {path} has {why} with the names of this model; build the model that was saved"
+        )
+    return fitting[0]
+
 
 logger = logging.getLogger("edl")
 

@@ -29,7 +29,7 @@ from edl.collectives.horovod_environment import tell_scripts
 from edl.collectives.rendezvous_board import mesh_of
 from edl.collectives.ring_port import Pulse, is_fault, never
 from edl.errors import RingBroken, RingFault, UsageError
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 from edl.torch.buckets import Buckets
 from edl.torch.group_collectives import rooted
 from edl.torch.nccl_sums import Gpu, prepare_groups

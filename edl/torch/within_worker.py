@@ -1,22 +1,34 @@
-"""Averaging among the processes of one worker: gradients that the script's own meshes do not average.
+"""The processes of one worker: their default process group, the tensors each holds, and averages among them.
 
 FSDP2 averages what it shards. What lies whole in each process, or is divided along another dimension of the mesh as by
 tensor parallel, is averaged here, over the processes that divide the worker's samples (`among=`).
 
-Owns: which gradients these are, and their mean. Does not own: which samples a process has (`edl.trainer.data.among`),
-nor the mean over workers (`edl.torch.torch_reducer`).
+Owns: that group, which gradients are averaged, and their mean. Does not own: which samples a process has
+(`edl.trainer.data.sample_ids`), nor the mean over workers (`edl.torch.torch_reducer`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
 
+import msgspec
 import torch
 import torch.distributed as dist
+from torch.nn.parameter import is_lazy
 
-from edl.errors import UsageError
-from edl.torch.sharded import is_sharded, local_of, mesh_of
-from edl.trainer.data.among import Among
+from edl.checkpoints.worker_stages import Holding
+from edl.core.worker.limb_votes import LANES, Row
+from edl.errors import ConfigError, UsageError
+from edl.torch.sharded import is_sharded, local_of, mesh_of, piece_of, placement_of
+from edl.torch.torch_snapshot import bytes_of
+from edl.torch.torch_state import as_bytes
+from edl.torch.torch_tensors import whole_form
+from edl.trainer.data.sample_ids import Among
 from edl.trainer.limb_agreement import LimbLost
 
 ENDED = "another process of this worker has ended"
@@ -104,3 +116,134 @@ def refuse_copies(model: torch.nn.Module) -> None:
         handle.remove()
 
     handle = model.register_forward_pre_hook(look)
+
+
+# A worker of several processes (`--processes`) is to itself what a job of torchrun is: `torch.distributed` is set up
+# for its processes, so meshes and `fully_shard` are written as their documentation has them. edl uses a group of its
+# own beside that, whose operations never come between the script's.
+
+
+COME_S = 120.0  # for all processes of a worker to come
+NEVER_COME_S = 30 * 86_400.0  # a process that dies ends the wait: its worker's daemon ends the others
+
+
+class GroupWorld:
+    """`edl.trainer.limb_agreement.LimbRows` by a process group of gloo's."""
+
+    def __init__(self, limb: int, processes: int, folder: Path, step_timeout_s: float) -> None:
+        """Make the default group in a `folder` that the processes share. Raises ConfigError where one never comes."""
+        if dist.is_initialized():
+            raise UsageError(
+                "edl.init() makes the process group of a worker's processes: leave torch.distributed."
+                "init_process_group() away, or call edl.init() first"
+            )
+        number, count = str(limb), str(processes)
+        os.environ.update(RANK=number, LOCAL_RANK=number, WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the processes of a worker are on one host
+        store = dist.FileStore(str(folder / "world"), processes)  # type: ignore[attr-defined] # torch's own stub
+        try:
+            store.set(f"edl/{limb}", "here")
+            store.wait([f"edl/{one}" for one in range(processes)], timedelta(seconds=COME_S))
+            # A collective of the script's may wait while another process saves or evaluates, as a step may.
+            timeout = timedelta(seconds=max(COME_S, 2 * step_timeout_s))
+            dist.init_process_group("gloo", store=store, rank=limb, world_size=processes, timeout=timeout)
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"not all {processes} processes of this worker came within {COME_S:g} s "
+                f"({str(error).splitlines()[0]}): let each call edl.init(), and see what the others have printed"
+            ) from error
+        self._limb = limb
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=NEVER_COME_S))
+        self._rows = [torch.zeros(LANES, dtype=torch.int64) for _ in range(processes)]
+
+    def exchange(self, row: Row) -> list[Row]:
+        self._all_gather(self._rows, torch.tensor(row, dtype=torch.int64))
+        return [tuple(one.tolist()) for one in self._rows]
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in self._rows]
+        self._all_gather(sizes, torch.tensor([len(payload)]))
+        lengths = [int(size) for size in sizes]
+        sent = torch.frombuffer(bytearray(payload.ljust(max(1, *lengths), b"\0")), dtype=torch.uint8)
+        found = [torch.empty_like(sent) for _ in self._rows]
+        self._all_gather(found, sent)
+        return [one[:length].numpy().tobytes() for one, length in zip(found, lengths, strict=True)]
+
+    def _all_gather(self, found: list[torch.Tensor], mine: torch.Tensor) -> None:
+        try:
+            dist.all_gather(found, mine, group=self._group)
+        except RuntimeError as error:
+            raise LimbLost("another process of this worker has ended") from error
+
+
+SAMPLED = 8  # elements of each tensor
+
+
+class NamedHolder(Protocol):
+    """Whatever knows of models and optimizers."""
+
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Parameters and buffers, named."""
+
+    def buffers(self) -> set[int]:
+        """Return which of the tensors are buffers, by `id`."""
+
+    def wrapped(self) -> int:
+        """Count the models and optimizers."""
+
+    def among(self) -> Among:
+        """Return the processes of this worker that divide its samples."""
+
+
+class TorchHeldTensors:
+    """`edl.trainer.limb_agreement.HeldTensors`."""
+
+    def __init__(self, holder: NamedHolder) -> None:
+        self._holder = holder
+
+    def stamp(self) -> tuple[int, frozenset[int]]:
+        return self._holder.wrapped(), self._holder.among().members
+
+    def holding(self) -> Holding:
+        buffers, firsts, among = self._holder.buffers(), self._firsts(), self._holder.among().members
+        named = [(name, tensor) for name, tensor in self._holder.tensors() if not is_lazy(tensor)]
+        parameters = [(name, tensor) for name, tensor in named if id(tensor) not in buffers]
+        meshes = (mesh_of(tensor) for _, tensor in named)
+        return Holding(
+            _digest(msgspec.msgpack.encode([(name, whole_form(tensor)) for name, tensor in named])),
+            tuple(name for name, _ in parameters),
+            tuple(name for name, tensor in named if id(tensor) in buffers),
+            tuple(sorted(among.union(*meshes))),
+            _digest(*firsts.values()),
+            averaged=tuple(sorted(among)),
+            placed=tuple(placement_of(tensor) for _, tensor in parameters),
+            pieces=tuple(piece_of(tensor) for _, tensor in parameters),
+            firsts=tuple(firsts[name] for name, _ in parameters),
+        )
+
+    def sample(self) -> str:
+        return _digest(*self._firsts().values())
+
+    def _firsts(self) -> dict[str, bytes]:
+        """Return the first elements that this process has of each parameter, which come from each device at once."""
+        buffers, by_device = self._holder.buffers(), dict[torch.device, dict[str, torch.Tensor]]()
+        found = {}
+        with torch.no_grad():
+            for name, tensor in self._holder.tensors():
+                if id(tensor) not in buffers and not is_lazy(tensor):
+                    local = local_of(tensor)
+                    piece = as_bytes(local.reshape(-1)[:SAMPLED].contiguous())
+                    by_device.setdefault(local.device, {})[name] = piece
+            for pieces in by_device.values():
+                raw, at = bytes(bytes_of(torch.cat(list(pieces.values())))), 0
+                for name, piece in pieces.items():
+                    found[name] = raw[at : at + len(piece)]
+                    at += len(piece)
+        return found
+
+
+def _digest(*contents: Any) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for one in contents:
+        found.update(one)
+    return found.hexdigest()

@@ -28,7 +28,7 @@ from functools import cache
 from types import FrameType, SimpleNamespace
 from typing import Any, Final
 
-from edl.torch.loop_state import Travels
+from edl.torch.loop_steps import Travels
 from edl.torchrun.range_loops import Running, advance, begun
 from edl.torchrun.range_loops import places as loop_places
 from edl.torchrun.script_files import (

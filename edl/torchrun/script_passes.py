@@ -2,7 +2,7 @@
 
 Owns: which loader is trained on, which of the script's passes is which epoch of the job, that a newcomer passes over
 epochs that are done, and where steps of batches of the script's own end. Does not own: where other steps end
-(`edl.torch.batches`), nor the samples (`edl.trainer.data.shards`).
+(`edl.torch.loader_conversion`), nor the samples (`edl.trainer.data.shards`).
 
 Passes have numbers: what the script gives `set_epoch()`, else how many it has made. The number of the pass that the
 others are in travels to a newcomer with the model. Before that it knows the job's epoch from outside, and goes through
@@ -18,21 +18,63 @@ import math
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from types import FrameType
 from typing import Any, Final, Protocol, TypedDict
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from edl.core.data.ledgers import FIRST_DEAL, LONGEST_DEAL
+from edl.core.data.rounds import evenly
 from edl.errors import UsageError
-from edl.torch.batches import ElasticBatches
-from edl.torch.loader_conversion import Order, converted
+from edl.torch.loader_conversion import ElasticBatches, Order, converted
 from edl.torch.torch_process import framework, trainer
 from edl.torchrun.refusals import LIBRARIES
-from edl.torchrun.sampler_order import Numbers, drawn, places
 from edl.torchrun.worker_group import WorkerGroup
+
+# The job deals positions in runs, a run for each worker; a DistributedSampler gives each worker every n-th sample. So
+# positions are sorted by the step in which they are trained while the number of workers stays as it was at the
+# beginning. Whatever becomes of the workers, the order of an epoch stays a permutation of its samples.
+
+
+Numbers = NDArray[np.int64]
+
+
+@lru_cache(maxsize=2)
+def places(total: int, batch: int, size: int) -> Numbers:
+    """Return for each position its place in the sequence in which `size` workers train, of `batch` samples a step."""
+    steps, within, ranks = [], [], []
+    begun, first_step, deal = 0, 0, FIRST_DEAL
+    while begun < total:
+        dealt, counts = evenly(total - begun, deal, [batch] * size)
+        for rank, count in enumerate(counts):
+            numbers = np.arange(count)
+            steps.append(first_step + numbers // batch)
+            within.append(numbers % batch)
+            ranks.append(np.full(count, rank))
+        begun, first_step, deal = begun + sum(counts), first_step + dealt, min(2 * deal, LONGEST_DEAL)
+    sequence = np.lexsort((np.concatenate(ranks), np.concatenate(within), np.concatenate(steps)))
+    found = np.empty(total, np.int64)
+    found[sequence] = np.arange(total)
+    return found
+
+
+@lru_cache(maxsize=3)
+def drawn(total: int, seed: int | None) -> Numbers:
+    """Return the samples in the order of a DistributedSampler whose seed, with its epoch, is `seed`; None: unshuffled.
+
+    The sampler repeats some samples where their number does not divide; here none is repeated.
+    """
+    if seed is None:
+        return np.arange(total)
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    return torch.randperm(total, generator=generator).numpy()
+
 
 PLACE: Final = "torchrun_place"
 TOLD: Final = "_edl_told"  # marks a loader: the batches of an epoch, as len() has told the script

@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 from torch.optim.swa_utils import AveragedModel
 
 from edl.errors import UsageError
-from edl.torch.loop_state import Travels, as_plain, from_plain
+from edl.torch.loop_steps import Travels, as_plain, from_plain
 from edl.torch.optimizer import Elastic
 from edl.torch.torch_fingerprints import fingerprints
 from edl.torch.torch_state import parameters_of

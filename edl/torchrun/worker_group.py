@@ -20,7 +20,7 @@ from torch.distributed import ReduceOp
 
 from edl.client import Job
 from edl.errors import EdlError, UsageError
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 from edl.torch.loop_collectives import LoopCollectives
 
 Ask = Callable[[], Any]

@@ -16,8 +16,7 @@ from typing import Any, TypeVar, overload
 from edl.errors import UsageError
 from edl.sources.source_port import Source
 from edl.sources.streams.elastic_stream import ElasticStream
-from edl.trainer.data.among import Among
-from edl.trainer.data.sample_ids import Ids
+from edl.trainer.data.sample_ids import Among, Ids
 from edl.trainer.data.shards import ShardGenerator
 from edl.trainer.data.source import files_of
 from edl.trainer.first_state import FirstState

@@ -26,8 +26,7 @@ from edl import background
 from edl.collectives.ring_port import Ring, of_all_members
 from edl.core.worker.compute_check import ComputeVerdict
 from edl.core.worker.digest import of_all
-from edl.core.worker.divergence_finder import Consequence, difference, is_corrupt, outcome
-from edl.core.worker.divergence_words import told
+from edl.core.worker.divergence_finder import Consequence, difference, is_corrupt, outcome, told
 from edl.core.worker.worker_inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence_report import Divergence, Fingerprint, SameValue

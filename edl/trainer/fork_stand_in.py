@@ -20,7 +20,7 @@ from edl.config import Settings
 from edl.errors import ConfigError, UsageError
 from edl.host import horovodrun_env
 from edl.host.host_processes import die_with_parent
-from edl.protocol.ring_places import RingKind
+from edl.protocol.assignment import RingKind
 
 TOLD = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_HOSTNAME", "HOROVOD_RANK")
 MODULE = "edl.horovodrun"

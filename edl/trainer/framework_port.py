@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from edl.checkpoints.shard_ranges import ElementRun
+from edl.checkpoints.worker_stages import ElementRun
 from edl.collectives.ring_port import Ring
 from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.protocol.divergence_report import Fingerprint
-from edl.trainer.data.among import Among
+from edl.trainer.data.sample_ids import Among
 from edl.trainer.updates_due import UpdatesDue
 from edl.trainer.value_tree import Tensors
 from edl.trainer.virtual_steps import PartSums

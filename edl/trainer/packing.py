@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from edl.errors import UsageError
-from edl.trainer.arrays import dtype_of, dtype_text
 from edl.trainer.value_tree import (
     CONTAINERS,
     BigInteger,
@@ -36,6 +35,8 @@ from edl.trainer.value_tree import (
     Stateful,
     TensorPart,
     Tensors,
+    dtype_of,
+    dtype_text,
 )
 
 CAN_TRAVEL = (

@@ -1,7 +1,7 @@
 """The parts of a trainer's steps in a job with virtual workers: its own, and those of others that it computes again.
 
 Owns: looking them up in the leases, which of them a script can be given, and what their loops ask of the trainer. Does
-not own: which parts a step has and who has which (`edl.protocol.virtual_parts`), which are computed again
+not own: which parts a step has and who has which (`edl.protocol.data_nouns`), which are computed again
 (`edl.core.worker.compute_check`), nor computing them (`edl.trainer.virtual_steps`).
 """
 

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from edl.checkpoints.shard_ranges import ElementRun
+from edl.checkpoints.worker_stages import ElementRun
 from edl.errors import UsageError
-from edl.trainer.arrays import Arrays
 from edl.trainer.framework_port import Apart, Fill, Framework
 from edl.trainer.packing import Packing, Unpacking, has_state
-from edl.trainer.value_tree import CannotTravel, Content, Node, Tensors
+from edl.trainer.value_tree import Arrays, CannotTravel, Content, Node, Tensors
 
 Leaf = tuple[str, Any]
 

@@ -21,9 +21,8 @@ from edl.core.worker.worker_inputs import (
     RingPrepared,
 )
 from edl.errors import EdlError, RingBroken, RingFault
-from edl.protocol.assignment import Assignment
+from edl.protocol.assignment import Assignment, Place
 from edl.protocol.leader_messages import Pause
-from edl.protocol.ring_places import Place
 from edl.trainer.framework_port import Framework
 from edl.trainer.state_handoff import StateHandoff
 

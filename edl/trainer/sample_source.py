@@ -18,7 +18,7 @@ from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.data.shards import CurrentItem, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.first_state import FirstState
-from edl.trainer.rates.factors import RateFactors
+from edl.trainer.learning_rates import RateFactors
 from edl.trainer.worker_shell import WorkerShell
 
 logger = logging.getLogger("edl")

@@ -2,7 +2,8 @@
 
 Owns: asking the ring, computing this worker's units, the way through a broken ring, and the results of the evaluations
 after the present step, for a worker that has missed them. Does not own: who computes what
-(`edl.core.worker.evaluation_shares`), nor what units are (`edl.trainer.measuring`, `edl.tensorflow.keras_validation`).
+(`edl.core.worker.evaluation_shares`), nor what units are (`edl.trainer.script_metrics`,
+`edl.tensorflow.keras_validation`).
 """
 
 from __future__ import annotations

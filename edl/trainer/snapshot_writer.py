@@ -31,12 +31,12 @@ import msgspec
 from edl.checkpoints.worker_stages import WorkerStage, whole
 from edl.core.worker.worker_inputs import CopyFailed, CopyTaken
 from edl.errors import CheckpointError, said_of
+from edl.protocol.assignment import Place
 from edl.protocol.checkpoint_record import SPARE, Save
-from edl.protocol.ring_places import Place
 from edl.trainer import random_states
 from edl.trainer.framework_port import Framework, Snapshot, StatePiece
+from edl.trainer.limb_agreement import StageExchange
 from edl.trainer.registered_state import RegisteredState, Stored
-from edl.trainer.stage_exchange import StageExchange
 
 if TYPE_CHECKING:
     from edl.checkpoints.manifest import Belongs, Slice, StoredTensor

@@ -29,7 +29,7 @@ import msgspec
 from edl import background
 from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.errors import RingBroken, UsageError
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 from edl.trainer.framework_port import Framework, Late
 from edl.trainer.registered_state import RegisteredState
 from edl.transport.state_stream import PART_BYTES, Contents, StateReceiver, StateSender, StreamBroken

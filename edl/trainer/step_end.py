@@ -23,7 +23,7 @@ from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.divergence_check import DivergenceCheck
 from edl.trainer.first_state import FirstState
 from edl.trainer.framework_port import Framework
-from edl.trainer.rates.factors import RateFactors
+from edl.trainer.learning_rates import RateFactors
 from edl.trainer.registered_state import RegisteredState
 from edl.trainer.reported_metrics import FigureSender
 from edl.trainer.sample_source import END_IT, SampleSource

@@ -29,30 +29,28 @@ from edl.core.worker.worker_inputs import (
 )
 from edl.errors import ConfigError, UsageError
 from edl.host.job_discovery import check_again, check_one_ring, joined
+from edl.protocol.assignment import RingKind, ring_kind
 from edl.protocol.checkpoint_record import Origin
-from edl.protocol.ring_places import RingKind, ring_kind
 from edl.trainer import fork_stand_in
 from edl.trainer.daemon_link import DaemonLink
-from edl.trainer.data.among import Among
 from edl.trainer.data.audit_files import AuditedCount, AuditFile
 from edl.trainer.data.job_port import Rehearsals
+from edl.trainer.data.sample_ids import Among
 from edl.trainer.data.shards import CurrentItem, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.data_calls import DataCalls
 from edl.trainer.exit_paths import Leaving, leave_on_sigterm, note_failures, spare_the_collector
 from edl.trainer.first_state import FirstState, life_begun
 from edl.trainer.framework_port import Framework
-from edl.trainer.limb_agreement import LimbAgreement, LimbWorld, check_processes
+from edl.trainer.learning_rates import RateCalls, RateFactors
+from edl.trainer.limb_agreement import LimbAgreement, LimbWorld, StageExchange, check_processes
 from edl.trainer.part_finder import PartFinder
-from edl.trainer.rates.factors import RateFactors
-from edl.trainer.rates.rate_calls import RateCalls
 from edl.trainer.registered_state import RegisteredState, RegisteredValues
 from edl.trainer.reported_metrics import FigureSender
 from edl.trainer.sample_source import SampleSource
 from edl.trainer.script_position import ScriptStanding
 from edl.trainer.seating import Seating
 from edl.trainer.shared_evaluation import Work
-from edl.trainer.stage_exchange import StageExchange
 from edl.trainer.step_end import BatchEnds
 from edl.trainer.virtual_steps import NAME as VIRTUAL
 from edl.trainer.virtual_steps import VirtualSteps

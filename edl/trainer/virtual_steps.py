@@ -7,7 +7,7 @@ scale did not suffice, which all workers hear, the loop goes through the same pa
 
 Owns: which parts a step has here, their order, their random seeds, and the scales, which travel to newcomers and into
 checkpoints. Does not own: gradients and statistics (`PartSums`, of the adapters), nor who computes which part
-(`edl.protocol.virtual_parts`).
+(`edl.protocol.data_nouns`).
 """
 
 from __future__ import annotations

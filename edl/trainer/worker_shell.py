@@ -67,9 +67,8 @@ from edl.core.worker.worker_inputs import BatchVoid as Void
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import ENDING, TrainerState
 from edl.errors import EdlError, JobFailed, RingBroken, UsageError
-from edl.protocol.assignment import Orders, Verdict
+from edl.protocol.assignment import Orders, Verdict, solo
 from edl.protocol.checkpoint_record import Save
-from edl.protocol.ring_places import solo
 from edl.trainer.daemon_link import DaemonLink
 from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.job_port import Rehearsals

@@ -19,8 +19,7 @@ import msgspec
 from transformers.trainer_callback import ExportableState
 
 from edl.torch.loader_conversion import StepParts
-from edl.torch.loop_state import as_plain, from_plain
-from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd, StepSeat
+from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd, StepSeat, as_plain, from_plain
 from edl.trainer.virtual_steps import LoadedParts
 
 

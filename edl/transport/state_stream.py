@@ -312,7 +312,8 @@ class StateReceiver:
         raise StreamBroken(self._failure)
 
     def _begin(self) -> bytes:
-        asked, source = set[int](), self._source
+        # One that had it may be gone, and this trainer listen at the port that it had: it would wait for itself.
+        asked, source = {self._here}, self._source
         while True:
             if source in asked:
                 raise StreamBroken("each says that another has it")

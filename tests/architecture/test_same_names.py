@@ -56,7 +56,7 @@ import os, sys
 sys.modules["horovod"] = None
 import torch, edl.torch as hvd
 from edl.errors import ConfigError, UsageError
-from edl.protocol.ring_places import solo
+from edl.protocol.assignment import solo
 from edl.torch.torch_horovod_names import COLLECTIVES, OTHERS
 from edl.torch.torch_process import framework, trainer
 framework.ring.enter(solo("w0"), 1.0)

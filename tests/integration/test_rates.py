@@ -1,6 +1,6 @@
 """Learning rates that follow the batch and a schedule, in TensorFlow's optimizers.
 
-PyTorch: tests/unit/trainer/rates/test_rate_factors.py.
+PyTorch: tests/unit/trainer/test_rate_factors.py.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pace import patient
 from warm_python import WarmPython
 
 from edl.collectives.rendezvous import HOROVODS_PORT
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 from tests.model.address_meeting import Gathering
 
 pytestmark = [

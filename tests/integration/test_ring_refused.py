@@ -17,7 +17,7 @@ SCRIPT = """
 import ctypes, functools, json, msgspec
 from edl.collectives import horovod_engine
 from edl.errors import RingBroken
-from edl.protocol.ring_places import solo
+from edl.protocol.assignment import solo
 from edl.torch.torch_horovod_ring import TorchHorovodRing
 
 right = horovod_engine.GENTLE_INIT

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 from seat import FakeTrainer
 
 from edl.errors import RingBroken, UsageError
-from edl.protocol.ring_places import solo
+from edl.protocol.assignment import solo
 from edl.tensorflow.fit_position import FitStanding
 from edl.tensorflow.keras_fit import ElasticFit, Fits
 from edl.tensorflow.keras_validation import EpochTold
@@ -361,7 +361,7 @@ def test_fit_and_its_callbacks_never_hear_of_a_step_without_samples(framework: A
 
 def test_a_tape_averages_once_and_what_comes_between_acts_on_the_average(framework: Any) -> None:
     """In a ring of one the share alone shows how often: a fourth of the samples make a fourth of the gradient."""
-    from edl.tensorflow.tape import AveragingTape
+    from edl.tensorflow.tf_reducer import AveragingTape
 
     variable, optimizer, trainer = tf.Variable([3.0, 4.0]), keras.optimizers.SGD(1.0), FakeTrainer()
     framework.wrap(trainer, optimizer, None)

@@ -21,7 +21,7 @@ from seat import FakeTrainer
 
 from edl.config import Settings
 from edl.errors import RingBroken, UsageError
-from edl.protocol.ring_places import solo
+from edl.protocol.assignment import solo
 from edl.torch.torch_reducer import Manner
 from edl.trainer.trainer import Trainer
 
@@ -81,7 +81,7 @@ def test_the_scripts_own_init_does_no_harm() -> None:
     script = """
 import horovod.torch as hvd
 from edl.torch.torch_framework import TorchFramework
-from edl.protocol.ring_places import solo
+from edl.protocol.assignment import solo
 hvd.init()
 framework = TorchFramework()
 framework.ring.enter(solo("w0"), 60.0)

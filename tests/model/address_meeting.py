@@ -14,8 +14,7 @@ import msgspec
 from edl.core.switch.address_exchange import partners
 from edl.daemon.address_book import AddressBook
 from edl.protocol import leader_messages
-from edl.protocol.assignment import Assignment, Orders, Verdict
-from edl.protocol.ring_places import Peer, Place
+from edl.protocol.assignment import Assignment, Orders, Peer, Place, Verdict
 from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.memory_transport import MemoryListener, MemoryNetwork
 from edl.transport.service import Call

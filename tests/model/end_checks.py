@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from edl.core.checkpoint.checkpoint_requests import is_saved
+from edl.core.checkpoint.due_times import is_saved
 from edl.protocol.leader_messages import Phase
 from edl.protocol.record import OVER, JobState, Record, WorkerState
 from tests.model.model_faults import SimFault

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edl.core.worker.worker_inputs import RingNotPrepared, RingPrepared
+from edl.protocol.assignment import Place
 from edl.protocol.record import Plan
-from edl.protocol.ring_places import Place
 from tests.model.model_next_rings import FORM_S
 from tests.model.model_rings import STEP_TIMEOUT_S
 

@@ -2,7 +2,7 @@
 
 What a training thread does, all limbs do at the same place of the same script, and agree on it first by the votes of
 `edl.core.worker.limb_votes`. What other threads hear (orders, that a ring stands beside, that a copy is taken) each
-limb hears by itself. Their daemon knows them by one status (`edl.core.worker.limb_statuses`).
+limb hears by itself. Their daemon knows them by one status (`edl.core.worker.limb_votes`).
 
 Owns: the limbs of a worker, what they agree on, and that they stay alike. Does not own: the rings that the others than
 the first prepare (`tests.model.limb_rings`). The first limb is what the other files of the model see of a worker.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from edl.core.worker import limb_statuses, limb_votes
+from edl.core.worker import limb_votes
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.limb_votes import ELSEWHERE, NO_ORDERS, Occasion
 from edl.core.worker.next_move import are_newer
@@ -251,7 +251,7 @@ class LimbedWorker(SimWorker):
             return
         limb.gone = True
         others = [one for one in self.limbs if not one.gone]
-        if limb_statuses.ends_worker(limb.told, others=bool(others)) and others:
+        if limb_votes.ends_worker(limb.told, others=bool(others)) and others:
             if limb.told.phase is Phase.DONE:
                 self._complain(f"limb {limb.number} has come to its good end, and the others are killed for it")
             for one in others:
@@ -419,7 +419,7 @@ class LimbedWorker(SimWorker):
         return self._combine()
 
     def _combine(self) -> bool:
-        return self.observed.hear(limb_statuses.combined([limb.told for limb in self.limbs] or [self.machine.status]))
+        return self.observed.hear(limb_votes.combined([limb.told for limb in self.limbs] or [self.machine.status]))
 
     def _catch_up_words(self) -> None:
         for limb in self.limbs:
@@ -469,7 +469,7 @@ class LimbedWorker(SimWorker):
 
     def _end_with(self, dead: SimLimb) -> None:
         dead.gone = True
-        if self.alive and limb_statuses.ends_worker(dead.told, others=True):
+        if self.alive and limb_votes.ends_worker(dead.told, others=True):
             self._job.faults.die(self)
             self.hold_rest()
             self.observed.died(KILLED)

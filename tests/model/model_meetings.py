@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edl.core.worker.worker_states import TrainerState
-from edl.protocol.assignment import Assignment
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Assignment, Place
 from tests.model.model_faults import Moment
 from tests.model.model_rings import STEP_TIMEOUT_S
 from tests.model.model_worker import SimWorker

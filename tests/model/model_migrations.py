@@ -14,8 +14,7 @@ from edl.core.resize import host_migration
 from edl.core.resize.scale_requests import GOING
 from edl.facts import SizeAsked
 from edl.protocol.leader_messages import AskMigrate
-from edl.protocol.migration_record import Room
-from edl.protocol.record import OVER, Record, WorkerState
+from edl.protocol.record import OVER, Record, Room, WorkerState
 
 if TYPE_CHECKING:
     from tests.model.simulation import SimJob

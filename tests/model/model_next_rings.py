@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from edl.core.switch.ring_blame import ENOUGH
 from edl.core.worker.worker_inputs import AdoptRing, EnterRing, PrepareRing, ReleaseRing, RingNotPrepared, RingPrepared
 from edl.core.worker.worker_states import TrainerState
-from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.assignment import Assignment, Orders, Place
 from edl.protocol.record import Plan, Record, RollCall
-from edl.protocol.ring_places import Place
 from tests.model.model_faults import Moment
 from tests.model.model_rings import STEP_TIMEOUT_S
 from tests.model.model_worker import SimWorker

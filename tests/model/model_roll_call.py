@@ -1,6 +1,7 @@
 """Simulated calls of a next ring's members: daemons that ask each other whether they are there.
 
-Owns: what `edl.daemon.roll_caller` does. Does not own: who is called, and what follows (`edl.core.switch.roll_call`).
+Owns: what `edl.daemon.roll_caller` does. Does not own: who is called, and what follows
+(`edl.core.switch.ring_forming`).
 """
 
 from __future__ import annotations

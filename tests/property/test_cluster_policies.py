@@ -15,9 +15,9 @@ from simulated import conditions, job, nodes, run, trace
 from edl.cluster.placement import place
 from edl.cluster.policies import registry
 from edl.cluster.policies.tiresias_policy import ElasticTiresias, Queues, gittins, noted
-from edl.cluster.queue.shrink_order import yielded
+from edl.cluster.queue.device_assignment import yielded
 from edl.cluster.views import Aim, ClusterDecision, ClusterPolicy, ClusterView, JobView, PerDevice, Provenance, Rates
-from edl.simulator.courses.course import Iterations
+from edl.simulator.course import Iterations
 from edl.simulator.trace import TrueSpeed
 
 QUEUES = Queues((57_600.0,), 8)

@@ -14,7 +14,7 @@ from data_modes import MODES
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from edl.core.data import position_ledger as rules
+from edl.core.data import ledgers as rules
 from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.core.data.resume_position import projected, rebased
 from edl.protocol.data_nouns import DataSpec, LedgerSnapshot

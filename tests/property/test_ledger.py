@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from edl.core.data import position_ledger as rules
+from edl.core.data import ledgers as rules
 from edl.core.data.ledgers import new_ledger, restored_ledger
 from edl.protocol.data_nouns import DataSpec, Lease, LedgerSnapshot
 from examples import examples

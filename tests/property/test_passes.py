@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edl.core.data.ledgers import new_ledger
@@ -229,6 +229,7 @@ wants = st.builds(Wants, st.integers(1, 40), st.integers(1, 4), st.integers(1, 3
 
 @settings(max_examples=examples(200), deadline=None)
 @given(wants, st.integers(1, 4), st.integers(0, 8), st.integers(0, 2**32))
+@example(Wants(21, 2, 3, True, Rule(True, 2)), 2, 8, 14848795)  # two last steps that are void, each after one step
 def test_all_workers_make_the_same_passes(wants: Wants, size: int, faults: int, seed: int) -> None:
     job = Job(wants, random.Random(seed))
     job.begin(size)

@@ -20,7 +20,7 @@ from edl.policy.stragglers import Spent, WorkerPaces
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.tally import Rate
-from edl.trainer.rates.rate_factors import ScheduledRate
+from edl.trainer.learning_rates import ScheduledRate
 
 # Seconds for the whole job with so many workers all the time, read off their plots.
 CIFAR = {4: 1171, 8: 1216, 12: 1305, 16: 1303, 20: 1410, 24: 1408}

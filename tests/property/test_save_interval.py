@@ -5,12 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.checkpoint.due_times import KEPT, LONGEST_S, chosen, cost, mean_fault_s
+from edl.core.checkpoint.due_times import COSTS_KEPT, LONGEST_S, chosen, cost, mean_fault_s
 from edl.protocol.checkpoint_record import Auto, Cost
 
 seconds = st.floats(0, 1e5)
 costs = st.lists(
-    st.builds(Cost, seconds, st.one_of(st.none(), st.floats(-1e5, 1e5)), st.one_of(st.none(), seconds)), max_size=KEPT
+    st.builds(Cost, seconds, st.one_of(st.none(), st.floats(-1e5, 1e5)), st.one_of(st.none(), seconds)),
+    max_size=COSTS_KEPT,
 )
 autos = st.builds(Auto, st.floats(1e-4, 1.0), st.floats(0.01, 100), st.floats(1, 1e6))
 faults = st.floats(1e-3, 1e9)

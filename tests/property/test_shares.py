@@ -12,7 +12,7 @@ from edl.checkpoints.checkpoint_names import CheckpointName
 from edl.checkpoints.manifest import StoredTensor
 from edl.checkpoints.part_files import ALIGNED, cut, shares
 from edl.checkpoints.part_layout import HEADER_ALIGNED, PartTitle, lay_out
-from edl.checkpoints.shard_ranges import ElementRun
+from edl.checkpoints.worker_stages import ElementRun
 
 DTYPES = ["float32", "float64", "bfloat16", "uint8", "bool", "complex64", "<U5"]
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from edl.core.data.ledger_versions import ALL, LedgerVersions
 from edl.core.data.sample_ledger import Ledger
 from edl.protocol.checkpoint_record import Resumed
-from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Range, ShardPart
+from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Range, ShardPart, held_by
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.record import Plan
-from edl.protocol.virtual_parts import held_by
 from examples import examples
 
 FOUND = ["found", "found", "found"]

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 from mutants import Mutant, Patch, Play, expect_noticed, full, later
 
-from edl.core.data import lease_recut, outdated_leases, sample_ledger
+from edl.core.data import lease_holder, lease_recut, sample_ledger
 from edl.core.data import ledger_versions as ledgers
 from edl.core.data.unassigned import Unassigned
 from edl.core.job import deadlines, member_states
 from edl.core.job import leader_machine as job
 from edl.core.job import leader_state as working
 from edl.core.resize import scale_requests, target_size
-from edl.core.switch import next_generation, ring_blame, roll_call
+from edl.core.switch import next_generation, ring_blame, ring_forming
 from edl.core.worker import agreement, next_move, observed_trainer, worker_machine
 from edl.core.worker.worker_inputs import Command
 from edl.protocol.data_nouns import DataSpec
@@ -159,7 +159,7 @@ def uses_a_generation_twice(patch: Patch) -> None:
 def leaves_leased_what_no_worker_can_have_begun(patch: Patch) -> None:
     """One of these rules would do for the end of a job; each alone: `tests/unit/core/data/test_sample_ledger.py`."""
     patch.setattr(sample_ledger.Ledger, "_withdraw", lambda _self: None)
-    patch.setattr(outdated_leases, "overtaking", lambda *_: iter(()))
+    patch.setattr(lease_holder, "overtaking", lambda *_: iter(()))
 
 
 def cuts_what_a_worker_has_read(patch: Patch) -> None:
@@ -204,7 +204,7 @@ def leaves_a_working_ring_for_a_newcomers_sake(patch: Patch) -> None:
 
 
 def announces_a_ring_whose_members_have_not_met(patch: Patch) -> None:
-    patch.setattr(roll_call.RollCalling, "stands", lambda _self, _roster: True)
+    patch.setattr(ring_forming.RollCalling, "stands", lambda _self, _roster: True)
 
 
 MUTANTS: dict[Mutant, set[str]] = {

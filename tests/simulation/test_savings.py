@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from mutants import Calm
 
-from edl.core.checkpoint.due_times import KEPT
+from edl.core.checkpoint.due_times import COSTS_KEPT
 from edl.protocol.checkpoint_record import Auto, Checkpointing
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import JobState
@@ -139,7 +139,7 @@ def test_a_job_that_chooses_how_often_follows_its_choice(seed: int) -> None:
     assert begun[0] >= 0.1
     assert len(gaps) >= 3
     assert all(0.1 <= gap < 0.7 for gap in gaps), gaps
-    assert len(job.durable.save_costs) == min(KEPT, len(begun))
+    assert len(job.durable.save_costs) == min(COSTS_KEPT, len(begun))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -18,7 +18,7 @@ from mutants import Mutant, Patch, expect_noticed
 
 from edl.core.checkpoint import remnants
 from edl.core.checkpoint.remnants import Remnants
-from edl.core.worker import limb_statuses, limb_votes
+from edl.core.worker import limb_votes
 from edl.core.worker.limb_votes import Occasion, UpdateVote, heard
 from tests.model import SimJob, scenario
 
@@ -37,18 +37,18 @@ def _status(**facts: Callable[[list[Any]], Any]) -> Mutant:
     """Another value of these facts in the status of a worker, made of its processes' statuses."""
 
     def mutate(patch: Patch) -> None:
-        right = limb_statuses.combined
+        right = limb_votes.combined
 
         def wrong(statuses):
             return replace(right(statuses), **{name: value(statuses) for name, value in facts.items()})
 
-        patch.setattr(limb_statuses, "combined", wrong)
+        patch.setattr(limb_votes, "combined", wrong)
 
     return mutate
 
 
 def _part(name: str, wrong: Callable[..., Any]) -> Mutant:
-    return lambda patch: patch.setattr(limb_statuses, name, wrong)
+    return lambda patch: patch.setattr(limb_votes, name, wrong)
 
 
 def _void_by_all(rows):

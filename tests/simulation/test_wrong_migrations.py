@@ -8,7 +8,7 @@ import pytest
 from mutants import Calm, Mutant, Patch, expect_noticed, later
 
 from edl.core.resize import host_migration
-from edl.core.resize.migration_answers import MigrationAnswers
+from edl.core.resize.host_migration import MigrationAnswers
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.record import WorkerState
 from tests.model import SimJob

@@ -11,8 +11,7 @@ from mutants import Mutant, Patch, Play, Prompt, expect_noticed
 from edl.core.job.leader_state import WorkingState
 from edl.core.job.observations import Observations
 from edl.core.switch import ring_forming
-from edl.core.switch.ring_forming import RingForming
-from edl.core.switch.roll_call import RollCalling
+from edl.core.switch.ring_forming import RingForming, RollCalling
 from edl.core.worker import worker_machine
 from edl.core.worker.next_move import Enter, next_move
 from edl.core.worker.next_ring import NextRing

@@ -18,7 +18,7 @@ from edl.core.job import leader_machine as job
 from edl.core.job import leader_state as working
 from edl.core.switch import next_generation
 from edl.core.worker import next_move as seat
-from edl.core.worker import observed_trainer, worker_machine
+from edl.core.worker import model_state, observed_trainer, worker_machine
 from edl.protocol.assignment import Verdict
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.leader_messages import Register
@@ -49,7 +49,7 @@ def counts_as_trained_what_all_who_were_heard_have_applied(patch: Patch) -> None
 
 
 def goes_on_with_half_a_copy(patch: Patch) -> None:
-    patch.setattr(worker_machine, "has_state", lambda step, *, tainted: step > 0)
+    patch.setattr(model_state, "has_state", lambda step, *, tainted: step > 0)
 
 
 def forgets_who_is_gone(patch: Patch) -> None:

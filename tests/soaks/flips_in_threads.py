@@ -31,7 +31,7 @@ from edl.core.worker.compute_check import ComputeVerdict, recomputed, rounds
 from edl.core.worker.digest import leaves
 from edl.core.worker.divergence_finder import difference, is_corrupt, next_check
 from edl.errors import EdlError, RingBroken
-from edl.protocol.virtual_parts import held_by
+from edl.protocol.data_nouns import held_by
 from edl.torch.part_sums import TorchPartSums
 from edl.torch.torch_fingerprints import fingerprints
 from edl.torch.torch_tensors import TorchTensors

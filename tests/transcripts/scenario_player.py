@@ -96,8 +96,7 @@ from edl.protocol.leader_messages import (
     Phase,
     Register,
 )
-from edl.protocol.migration_record import Room
-from edl.protocol.record import Identity, RollCall
+from edl.protocol.record import Identity, RollCall, Room
 
 OFFER: Final = 7  # where the first of a ring gives newcomers its state
 BETWEEN_S: Final = 0.01  # from one command to the next

@@ -12,8 +12,7 @@ from edl.core.job.orders import OrderBook
 from edl.protocol.assignment import Orders, Summons, Verdict
 from edl.protocol.checkpoint_record import Saved, SaveRequest, Saving
 from edl.protocol.data_nouns import LedgerSnapshot
-from edl.protocol.migration_record import Migrated, Migration, Room
-from edl.protocol.record import Plan, Record, RollCall, Trials
+from edl.protocol.record import Migrated, Migration, Plan, Record, RollCall, Room, Trials
 
 # --------------------------------------------------------------------------------------------------------- the record
 

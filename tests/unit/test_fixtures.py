@@ -15,7 +15,7 @@ JOB = """
     import edl.core.data.permutation
     import edl.trainer.data.audit_files
     from edl.protocol.data_nouns import DataSpec, Lease, Range
-    from edl.protocol.ring_places import solo
+    from edl.protocol.assignment import solo
 
     @pytest.mark.parametrize("steps", [2, 1])
     def test_job(audited, steps):

@@ -15,9 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
-from edl.coordination.connection_diagnosis import explain
 from edl.coordination.coordinator_settings import Coordinator
-from edl.coordination.dialing import RECONNECT_MAX_S, STOP_S, CallLimit, patience_s
+from edl.coordination.dialing import RECONNECT_MAX_S, STOP_S, CallLimit, explain, patience_s
 from edl.coordination.embedded.embedded_core import (
     UNKEPT,
     Answer,

@@ -16,9 +16,8 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
-from edl.coordination.connection_diagnosis import explain
 from edl.coordination.coordinator_settings import Coordinator
-from edl.coordination.dialing import CallLimit, tls_context
+from edl.coordination.dialing import CallLimit, explain, tls_context
 from edl.coordination.etcd import etcd_transactions
 from edl.coordination.etcd.etcd_connection import EtcdConnection
 from edl.coordination.etcd.etcd_messages import (

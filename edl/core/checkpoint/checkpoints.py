@@ -21,30 +21,96 @@ Where no worker is whole, what is left of several may save the job in the place 
 
 At the end of a job a saving is given up; only a last one that was asked for is waited for, within bounds (I12).
 
-Owns: the saving on record, its times, and its events. Does not own: when one is due (`edl.core.checkpoint.due_times`),
-when it cannot come about any more (`edl.core.checkpoint.saving_verdict`), whether members stand
-(`edl.core.checkpoint.step_speed`), answers (`edl.core.checkpoint.checkpoint_requests`), nor storage.
+Owns: the saving on record, its times, and its events. Does not own: when one is due and what is answered
+(`edl.core.checkpoint.due_times`), whether members stand (`edl.core.checkpoint.step_speed`), nor storage.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from edl import facts
-from edl.core.checkpoint import checkpoint_requests
-from edl.core.checkpoint.due_times import KEPT, Interval, Timetable, interval_of
-from edl.core.checkpoint.saving_verdict import SavingVerdict, why_not
+from edl.core.checkpoint import due_times
+from edl.core.checkpoint.due_times import COSTS_KEPT, Interval, Timetable, interval_of
 from edl.core.checkpoint.step_speed import SavingPace, stand
 from edl.core.data.lease_grants import LeaseGrants
+from edl.core.data.sample_ledger import Ledger
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_inputs import NOT_BEGUN, PublishingFailed, PublishSaving, Refuse, SavingPublished
 from edl.core.job.leader_state import WorkingState
+from edl.core.job.observations import Observations
 from edl.protocol.checkpoint_record import Cost, DurablePart, PartInfo, Remnant, Saved, Saving, Why, path_of
-from edl.protocol.leader_messages import AskCheckpoint
-from edl.protocol.record import OVER
+from edl.protocol.leader_messages import AskCheckpoint, Phase
+from edl.protocol.record import OVER, Member, Record, WorkerState
+
+# A saving needs a part of each member of one ring, all copied after the same step there: so all of them have applied
+# that step, which is stable, and all have the same model. The ring itself may be gone by then: what is copied can be
+# stored whatever follows. So a saving outlives a switch, planned or forced, once all have come to its step.
+#
+# A planned switch is announced later than a saving that is under way, and so is its step, as a rule. Where it is not,
+# as steps have become longer meanwhile or the workers hold at a mark, the saving is given up, and not the switch put
+# off: people wait for a switch, workers may be about to leave with it, and a saving costs nothing to be begun again.
+
+
+@dataclass(frozen=True, slots=True)
+class SavingVerdict:
+    record: Record
+    saving: Saving
+    members: Mapping[str, Member]  # of the record, by id
+    seen: Observations
+    stored: Container[str]  # those whose parts are known to be durable
+    ledger: Ledger | None
+
+
+def why_not(now: SavingVerdict) -> str:
+    if now.saving.remnants:  # they are no members, and nothing of them changes any more
+        failed = (_failure_of(worker, now) for worker in now.saving.roster)
+        return next(filter(None, failed), "")
+    return _overtaken(now) or next(_lacking(now), "")
+
+
+def _overtaken(now: SavingVerdict) -> str:
+    """Tell why the ring will not reach the saving's step, though nothing is wrong with any member."""
+    record, saving, plan = now.record, now.saving, now.record.plan
+    if record.generation != saving.generation:
+        return ""
+    if plan is not None and plan.after_step is not None and plan.after_step < saving.after_step:
+        return f"the switch to generation {plan.generation} comes before its step"
+    if now.ledger is not None and now.ledger.covered_step < saving.after_step:
+        return "the data ends before its step, as leases were cut anew"
+    return ""
+
+
+def _lacking(now: SavingVerdict) -> Iterator[str]:
+    for worker in now.saving.roster:
+        if worker not in now.stored and (why := _no_part_of(worker, now)):
+            yield why
+
+
+def _failure_of(worker: str, now: SavingVerdict) -> str:
+    failure = now.seen.save_failed(worker, now.saving.number)
+    return f"{worker} has no part to give: {failure}" if failure else ""
+
+
+def _no_part_of(worker: str, now: SavingVerdict) -> str:
+    saving, seen = now.saving, now.seen.observation(worker)
+    if failure := _failure_of(worker, now):
+        return failure
+    if worker not in now.members:
+        return f"{worker} was gone before its part was durable"
+    if now.members[worker].state is WorkerState.DONE:  # a daemon tells of the end once the part is stored
+        return f"the script of {worker} ended before its part was durable"
+    if seen is None or seen.step >= saving.after_step:
+        return ""
+    if seen.generation > saving.generation or seen.phase is Phase.BROKEN:
+        return f"the ring of {worker} was over before its step"
+    return ""
+
 
 PUBLISHINGS: Final = 3  # tries, before the saving is given up
 STRETCH_WORDS: Final = 6  # in each stretch of the pace a word could arrive so many times: time for a few reports
@@ -78,9 +144,9 @@ class Checkpoints:
     def ask(self, asked: AskCheckpoint) -> None:
         """Take a request once, and answer it with its outcome so far."""
         working, record = self._working, self._working.record
-        before = checkpoint_requests.known(record, asked.request)
+        before = due_times.known(record, asked.request)
         if before is not None and (before.path or before.failure):
-            working.commands.append(checkpoint_requests.answer(before))
+            working.commands.append(due_times.answer(before))
         elif record.state in OVER:
             working.commands.append(Refuse(working.over()))
         elif not record.arrivals:  # the first worker brings the folder
@@ -90,16 +156,16 @@ class Checkpoints:
             working.commands.append(Refuse(why))
         else:
             if before is None:
-                working.change(save_requests=checkpoint_requests.taken(record, asked.request, working.newest()[0]))
-            taken = checkpoint_requests.known(working.record, asked.request)
+                working.change(save_requests=due_times.taken(record, asked.request, working.newest()[0]))
+            taken = due_times.known(working.record, asked.request)
             assert taken is not None
-            working.commands.append(checkpoint_requests.answer(taken))
+            working.commands.append(due_times.answer(taken))
 
     def heed(self, step: int) -> None:
         """Take a script's request, made in `step`; 0: none. Requests of all workers at one step count as one."""
         working, record = self._working, self._working.record
-        if record.job_policy.checkpointing.folder and not checkpoint_requests.covers(record, step):
-            asked = checkpoint_requests.taken(record, f"of the script, at step {step}", step - 1)
+        if record.job_policy.checkpointing.folder and not due_times.covers(record, step):
+            asked = due_times.taken(record, f"of the script, at step {step}", step - 1)
             working.change(save_requests=asked, save_wanted=step, pressing=False)
 
     def hear(self, happened: SavingPublished | PublishingFailed) -> None:
@@ -319,11 +385,11 @@ class Checkpoints:
     def _note_durable(self, saving: Saving) -> None:
         working = self._working
         saved = Saved(saving.number, saving.after_step, saving.path)
-        asked = checkpoint_requests.served(working.record.save_requests, saved)
+        asked = due_times.served(working.record.save_requests, saved)
         seconds = None if self._since is None else round(working.now - self._since, 3)
         self._timetable.note_durable(working.now if self._since is None else self._since)
         stall_ms = max((part.info.stall_ms for part in saving.parts), default=0.0)
-        costs = (*working.record.save_costs, Cost(stall_ms / 1000, self._lost_s, seconds))[-KEPT:]
+        costs = (*working.record.save_costs, Cost(stall_ms / 1000, self._lost_s, seconds))[-COSTS_KEPT:]
         working.change(
             saving=None, saved=saved, save_requests=asked, save_costs=costs, save_failure=None, pressing=False
         )
@@ -348,7 +414,7 @@ class Checkpoints:
             working.count_failed_saving(reason)
             self._timetable.note_failed(working.now, hurries=working.record.preemption is not None)
         working.give_up_saving(reason)
-        asked = checkpoint_requests.disappointed(working.record.save_requests, saving, reason)
+        asked = due_times.disappointed(working.record.save_requests, saving, reason)
         if asked != working.record.save_requests:
             working.change(save_requests=asked, pressing=False)
 

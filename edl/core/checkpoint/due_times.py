@@ -1,7 +1,7 @@
 """Decide when a job is to be saved: by its settings, on request, at its end; and after a failure, later and later.
 
-Owns: what is due at a moment, and the interval that a job chooses by itself. Does not own: whether a saving can be
-begun then (`edl.core.checkpoint.checkpoints`).
+Owns: what is due at a moment, the interval that a job chooses by itself, and what requests are answered. Does not own:
+whether a saving can be begun then (`edl.core.checkpoint.checkpoints`).
 
 By time, one saving follows the other as the settings say, from begin to begin. What the leader before saw is not known
 to another one, but how many steps were made since the newest durable one is, and how long a step takes: so leaders that
@@ -27,13 +27,97 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from edl.core.checkpoint import checkpoint_requests
+import msgspec
+
 from edl.core.data.sample_ledger import Ledger
 from edl.core.job.lead_times import FEWEST_STEPS, LeadTimes
-from edl.protocol.checkpoint_record import Auto, Cost, Why
+from edl.core.job.leader_inputs import Refuse, TellOfSaving
+from edl.protocol.checkpoint_record import Auto, Cost, Saved, SaveRequest, Saving, Why
 from edl.protocol.record import Record
 
-KEPT: Final = 5  # costs, of the newest checkpoints
+# Each request is answered from the record alone, so that each leader says the same (I9).
+#
+# A request is taken once, however often it comes, as the record keeps its id. It asks for what the job has from then
+# on: a saving that is under way serves it as long as no worker has come to its step. If that comes to nothing, the next
+# one does, up to `TRIES` of them; then the request has failed. A request that is open when the job ends is refused from
+# then on, as the job is over: a job does not train on for it.
+#
+# A script asks by a step: that the job be saved after this one or a later one. All its workers ask, and each says so
+# again to each leader; what is asked for already, or durable, is not asked for again.
+
+
+REQUESTS_KEPT: Final = 100  # remembered; each is asked again for as long as a checkpoint takes
+TRIES: Final = 3
+
+Requests = tuple[SaveRequest, ...]
+
+
+def known(record: Record, request: str) -> SaveRequest | None:
+    """Return a request that was taken before and has an outcome."""
+    return next((one for one in record.save_requests if one.request == request), None)
+
+
+def answer(taken: SaveRequest) -> TellOfSaving | Refuse:
+    if taken.failure:
+        return Refuse(f"no checkpoint came about in {TRIES} tries, the last one for this: {taken.failure}")
+    return TellOfSaving(taken.step, taken.path)
+
+
+def taken(record: Record, request: str, newest_step: int) -> Requests:
+    saving = record.saving
+    serves = saving is not None and saving.after_step > newest_step
+    first = record.saves if serves else record.saves + 1
+    return (*record.save_requests, SaveRequest(request, first))[-REQUESTS_KEPT:]
+
+
+def covers(record: Record, step: int) -> bool:
+    """Tell whether a requested or durable saving is of this step or a later one: then a script need not request
+    another.
+
+    A saving that is begun from now on is announced for a step that no worker has made.
+    """
+    if step <= record.save_wanted or (record.saved is not None and record.saved.step >= step):
+        return True
+    saving = record.saving
+    of_later = saving is None or saving.after_step >= step
+    return any(_is_pending(one) and (of_later or one.first > record.saves) for one in record.save_requests)
+
+
+def pending(record: Record) -> bool:
+    """Tell whether a request waits for a saving to begin."""
+    return any(_is_pending(one) for one in record.save_requests)
+
+
+def served(requests: Requests, saved: Saved) -> Requests:
+    return tuple(
+        msgspec.structs.replace(one, step=saved.step, path=saved.path)
+        if _is_pending(one) and one.first <= saved.number
+        else one
+        for one in requests
+    )
+
+
+def disappointed(requests: Requests, saving: Saving, reason: str) -> Requests:
+    """Return the requests after `saving` failed: a request fails once enough savings did."""
+    return tuple(
+        msgspec.structs.replace(one, failure=reason)
+        if _is_pending(one) and saving.number - one.first + 1 >= TRIES
+        else one
+        for one in requests
+    )
+
+
+def is_saved(record: Record) -> bool:
+    """Tell whether a checkpoint is durable that was begun after the job was preempted."""
+    preemption, saved = record.preemption, record.saved
+    return preemption is not None and saved is not None and saved.number > preemption.saves
+
+
+def _is_pending(one: SaveRequest) -> bool:
+    return not one.path and not one.failure
+
+
+COSTS_KEPT: Final = 5  # costs, of the newest checkpoints
 MOST_S: Final = 3600.0  # however rare faults are
 LONGEST_S: Final = 6 * 3600.0  # however much a checkpoint costs: a job that is to be saved is
 WRITING: Final = 2.0  # no more than half of the time something is being written
@@ -136,7 +220,7 @@ class Timetable:
             return Why.LAST
         if now < self._again_at:
             return None
-        if record.preemption is not None or checkpoint_requests.pending(record):
+        if record.preemption is not None or pending(record):
             return Why.ASKED if record.preemption is None else _to_go(record)
         if policy.every_steps and since >= policy.every_steps:
             return Why.STEPS
@@ -159,7 +243,7 @@ class Timetable:
 
 
 def _to_go(record: Record) -> Why | None:
-    return None if checkpoint_requests.is_saved(record) else Why.PREEMPT
+    return None if is_saved(record) else Why.PREEMPT
 
 
 def is_last(

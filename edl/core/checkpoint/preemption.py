@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 from edl import facts
-from edl.core.checkpoint.checkpoint_requests import is_saved
 from edl.core.checkpoint.checkpoints import Checkpoints
+from edl.core.checkpoint.due_times import is_saved
 from edl.core.job.deadlines import END_OF_TIME
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_inputs import Refuse

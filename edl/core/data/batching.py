@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edl.protocol.data_nouns import even_sizes
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.protocol.virtual_parts import even_sizes
 
 
 def batch_of_all(batching: Batching, size: int, given: int) -> int:

@@ -16,10 +16,9 @@ from edl.core.data.resume_position import inherited, is_inherited, projected, re
 from edl.core.data.sample_ledger import Ledger
 from edl.errors import UsageError
 from edl.protocol.checkpoint_record import Resumed
-from edl.protocol.data_nouns import DataSpec, LedgerSnapshot, ShardPart
+from edl.protocol.data_nouns import DataSpec, LedgerSnapshot, ShardPart, held_by
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.record import Plan
-from edl.protocol.virtual_parts import held_by
 
 Epochs = tuple[int, ...]  # those that have ended
 ALL: Final = "*"  # holds what all train, in a job with virtual workers; no worker's id is so

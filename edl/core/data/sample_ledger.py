@@ -1,8 +1,8 @@
 """Assign samples to workers and steps: none is lost and none repeated (I6), whatever happens to workers.
 
 Owns: leases, and what follows from them and the committed step: progress, weights, ends of epochs (I7).
-Does not own: which samples are unassigned, and how many steps a round has (`edl.core.data.position_ledger` where a
-source has a length, `edl.core.data.stream_ledger` where it has none), which sample stands at a position
+Does not own: which samples are unassigned, and how many steps a round has (`edl.core.data.ledgers` where a
+source has a length, `edl.core.data.ledgers` where it has none), which sample stands at a position
 (`edl.core.data.permutation`), how leases travel, when more are granted.
 
 Samples are granted in *rounds*. A round extends the coverage of all members by the same steps; each gets `batch`
@@ -46,7 +46,7 @@ from typing import Self
 
 import msgspec
 
-from edl.core.data import outdated_leases
+from edl.core.data import lease_holder
 from edl.core.data.lease_holder import LeaseHolder, batch_by_worker, batches_of, distinct
 from edl.core.data.rounds import sums
 from edl.core.data.unassigned import Pool
@@ -435,12 +435,12 @@ class Ledger(ABC):
         self._outdated_until = self._last_outdated()
 
     def _last_outdated(self) -> int:
-        outdated = outdated_leases.of_other_batches(self._members.values())
+        outdated = lease_holder.of_other_batches(self._members.values())
         overtaking: Iterable[int] = ()
         if self._spec.whole_epochs and not self._spec.by_sample:  # a script that cuts batches takes all as one stream
             oldest = self._pool.first_epoch if self._may_overtake_unassigned() else None
-            overtaking = outdated_leases.overtaking([*self._all_leases()], self._covered, oldest)
-        return max(chain(outdated, outdated_leases.starved(self._members, self._able()), overtaking), default=0)
+            overtaking = lease_holder.overtaking([*self._all_leases()], self._covered, oldest)
+        return max(chain(outdated, lease_holder.starved(self._members, self._able()), overtaking), default=0)
 
     def _able(self) -> frozenset[str] | None:
         """Return the members that could have whole batches; None: all."""
@@ -480,7 +480,7 @@ class Ledger(ABC):
         if not newcomers:
             return
         example = next(member for member in self._members.values() if member.leases)
-        outdated = set(outdated_leases.of_other_batches(self._members.values()))
+        outdated = set(lease_holder.of_other_batches(self._members.values()))
         for beside in example.leases:
             after_step = max(beside.after_step, self._step)
             form = Lease(0, after_step, beside.until_step - after_step, 0, (), beside.epoch, beside.final)

@@ -26,8 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from edl.core.data.unassigned import merged
-from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Range, ShardPart, StreamSnapshot
-from edl.protocol.virtual_parts import even_sizes, lane_of
+from edl.protocol.data_nouns import ITEMS, DataSpec, Mark, Range, ShardPart, StreamSnapshot, even_sizes, lane_of
 
 READY = 2  # parts of a virtual worker that are read at a time: the one whose items are leased, and the next
 MOST_MARKS = 5  # of one part

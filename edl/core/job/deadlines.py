@@ -1,8 +1,8 @@
 """Limit how long a leader waits for a worker: no hang may hold up the others, or a place (I12).
 
-Owns: which worker is awaited for what, since when, and until when. Does not own: that a worker is lost
-(`edl.core.job.leader_machine`), nor workers whose daemon is gone (those have no session any more, and are lost by
-that).
+Owns: which worker is awaited for what, since when, until when, and whose daemon is probed. Does not own: that a worker
+is lost (`edl.core.job.leader_machine`), nor workers whose daemon is gone (those have no session any more, and are lost
+by that).
 
 Eight things are awaited, each with a bound of its own:
 
@@ -43,7 +43,7 @@ from edl.core.job.observations import Observations
 from edl.core.resize.scale_requests import BOOTING
 from edl.protocol.data_nouns import ShardPart
 from edl.protocol.leader_messages import GRADIENTS
-from edl.protocol.record import Member, Plan, Record, WorkerState
+from edl.protocol.record import OVER, Identity, Member, Plan, Record, WorkerState
 
 BOOT_STEPS: Final = 10  # a boot may take as long as so many of the longest steps
 SHORTEST_BOOT_S: Final = 300.0  # however short the steps are: imports of frameworks know nothing of them
@@ -293,3 +293,39 @@ def _is_time(plan: Plan, record: Record, members: dict[str, Member], seen: Obser
     if any(worker not in members or seen.breaks(worker, record.generation) for worker in record.roster):
         return True
     return seen.newest_step(plan.roster)[0] >= plan.after_step
+
+
+# A member of a broken ring may be gone whole, trainer and daemon: its daemon's address is to be probed.
+# A ring does not break by itself. Where a trainer has died alone, its daemon has said so. Else the member that has not
+# told of the break is the one to ask for; and where its host says that no process listens at its daemon's address, it
+# is gone, long before its session ends. One that computes on, or is slow to tell, has a daemon that listens.
+
+
+MOST: Final = 16  # of a large ring, most members have just not told yet
+
+
+def silent(record: Record, seen: Observations) -> tuple[Identity, ...]:
+    """Return the members to probe: none if a known loss may explain the break, as a daemon may come back."""
+    if not seen.broken or record.state in OVER:
+        return ()
+    members = {member.identity.id: member for member in record.members}
+    broken = [worker for worker in seen.broken if worker in members]
+    if not broken:
+        return ()
+    generation = max(seen.generation(worker) for worker in broken)
+    roster = _roster(record, generation)
+    if any(worker not in members for worker in roster):
+        return ()
+    quiet = [
+        members[worker].identity
+        for worker in roster
+        if members[worker].state is not WorkerState.DONE and not seen.breaks(worker, generation)
+    ]
+    return tuple(quiet) if len(quiet) <= MOST else ()
+
+
+def _roster(record: Record, generation: int) -> tuple[str, ...]:
+    if record.generation == generation:
+        return record.roster
+    plans = [*record.superseded, *([record.plan] if record.plan is not None else [])]
+    return next((plan.roster for plan in plans if plan.generation == generation), ())

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 
 from edl.core.job.leader_state import WorkingState
 from edl.core.job.observations import Observations
-from edl.core.worker.divergence_finder import at_end, ended_in, outcome
-from edl.core.worker.divergence_words import named
+from edl.core.worker.divergence_finder import at_end, ended_in, named, outcome
 from edl.protocol.record import JobState, Record, WorkerState
 
 REMEDY = "all workers must call the same, also where a script goes by its rank"

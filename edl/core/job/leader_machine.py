@@ -28,7 +28,7 @@ from edl.core.data.lease_grants import LeaseGrants
 from edl.core.data.sample_ledger import Ledger
 from edl.core.driver import horovod_counts
 from edl.core.driver.horovod_driver import HorovodrunDriver
-from edl.core.job.deadlines import Deadlines, Waits
+from edl.core.job.deadlines import Deadlines, Waits, silent
 from edl.core.job.job_end import JobEnd, disagreement
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_inputs import (
@@ -50,16 +50,14 @@ from edl.core.job.leader_state import LONG_AGO, WorkingState, did_not_end
 from edl.core.job.local_ranks import free_local_rank
 from edl.core.job.member_states import Cause, may
 from edl.core.job.observations import only_stepped, overtaken
-from edl.core.job.unreachable_members import silent
 from edl.core.resize import host_migration, scale_requests
-from edl.core.resize.migration_answers import MigrationAnswers
+from edl.core.resize.host_migration import MigrationAnswers
 from edl.core.resize.policy_decisions import PolicyRulings
 from edl.core.resize.target_size import TargetSize
 from edl.core.switch.faulty_members import FaultyMembers
 from edl.core.switch.generation_switch import GenerationSwitch
 from edl.core.switch.ring_forming import EnteredMembers
-from edl.core.worker.divergence_finder import Consequence, outcome
-from edl.core.worker.divergence_words import told
+from edl.core.worker.divergence_finder import Consequence, outcome, told
 from edl.core.worker.observed_trainer import DIED, DIED_WHOLE
 from edl.errors import InvalidTransition
 from edl.protocol.divergence_report import Divergence

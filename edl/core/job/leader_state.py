@@ -23,14 +23,13 @@ from edl.core.job import counters
 from edl.core.job.leader_inputs import Command, Tell
 from edl.core.job.member_states import Cause, moved
 from edl.core.job.observations import Observations
-from edl.core.worker.divergence_finder import Consequence
-from edl.core.worker.divergence_words import causes, told
+from edl.core.worker.divergence_finder import Consequence, causes, told
 from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted, WorkerCorrupted, WorkersDiverged
+from edl.protocol.assignment import RingKind
 from edl.protocol.checkpoint_record import Cost, Preemption, Remnant, Resumed, Saved, SaveRequest, Saving, SavingFailure
 from edl.protocol.data_nouns import LedgerSnapshot
 from edl.protocol.divergence_report import Divergence, EndState
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
-from edl.protocol.migration_record import Migrated, Migration
 from edl.protocol.record import (
     OVER,
     DriverCount,
@@ -40,6 +39,8 @@ from edl.protocol.record import (
     JobState,
     Limits,
     Member,
+    Migrated,
+    Migration,
     Plan,
     Record,
     RollCall,
@@ -47,7 +48,6 @@ from edl.protocol.record import (
     Trials,
     WorkerState,
 )
-from edl.protocol.ring_places import RingKind
 from edl.protocol.tally import Rate, Tally
 
 

@@ -15,12 +15,10 @@ from edl.core.driver import horovod_counts
 from edl.core.job.local_ranks import Ranks, ranks_of
 from edl.core.switch.address_exchange import partners
 from edl.core.switch.next_generation import outlived
-from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
+from edl.protocol.assignment import Assignment, Orders, Peer, Place, Share, Summons, Verdict
 from edl.protocol.checkpoint_record import Hold, Origin, Remnant, Save, Why
-from edl.protocol.data_nouns import ITEMS, Lease, LedgerSnapshot, ShardPart
+from edl.protocol.data_nouns import ITEMS, Lease, LedgerSnapshot, ShardPart, held_by, lane_of
 from edl.protocol.record import OVER, JobState, Record, WorkerState
-from edl.protocol.ring_places import Peer, Place
-from edl.protocol.virtual_parts import held_by, lane_of
 
 
 class OrderBook:

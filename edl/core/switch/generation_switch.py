@@ -42,8 +42,7 @@ from edl.core.switch.next_generation import (
     fails_unexplained,
     missing,
 )
-from edl.core.switch.ring_forming import RingForming
-from edl.core.switch.roll_call import RollCalling
+from edl.core.switch.ring_forming import RingForming, RollCalling
 from edl.core.worker.divergence_finder import up_to
 from edl.protocol.record import OVER, JobState, Plan, WorkerState
 

@@ -1,21 +1,23 @@
 """Prepare the next ring beside the one that trains, before any member leaves that one (I14).
 
-It is the third phase of a planned switch. Once all have met (`edl.core.switch.roll_call`), a number is kept for their
-ring, and each forms its part of it while the present one trains on. Once all have said that it stands, its step is
-announced: from there on no member waits for a ring to form. A ring that never stands stops no member. Where a newcomer
-may be at fault, or a member that trains has met an error that is no broken ring, the newcomers are left out for a
-while, and called again one by one; where none is, the ring is formed in line at last,
-as it is where a member can form no ring beside another, or says that it cannot any more.
+It follows on the roll call, below. Once all have met, a number is kept for their ring, and each forms its part of it
+while the present one trains on. Once all have said that it stands, its step is announced: from there on no member waits
+for a ring to form. A ring that never stands stops no member. Where a newcomer may be at fault, or a member that trains
+has met an error that is no broken ring, the newcomers are left out for a while, and called again one by one; where none
+is, the ring is formed in line at last, as it is where a member can form no ring beside another, or says that it cannot
+any more.
 
 Owns: when a ring counts as prepared, when as failed, and who is left out for it; from which reports of members that
-come to a planned ring nothing follows. Does not own: who is called, and to which ring (`edl.core.switch.roll_call`),
-nor how a ring is formed (`edl.collectives.ring_port`), nor what follows from the other reports
-(`edl.core.job.leader_machine`).
+come to a planned ring nothing follows; the roll on record. Does not own: who is needed in which ring
+(`edl.core.switch.next_generation`), nor how a ring is formed (`edl.collectives.ring_port`), nor what follows from the
+other reports (`edl.core.job.leader_machine`).
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+import msgspec
 
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
@@ -194,3 +196,107 @@ def _to_blame(evidence: Evidence) -> list[str]:
     """
     pointed = _accused(evidence) or evidence.newcomers
     return [worker for worker in evidence.newcomers if worker in pointed]
+
+
+# A planned switch has four phases: called, met, prepared, announced. First its members are *called*: the daemon of each
+# asks those of the others with whom it will trade addresses in the switch, and says which have answered. Training goes
+# on beside that. Once all have answered all, their ring is *prepared* (`RingForming`), the plan is
+# made, and its step announced (`edl.core.switch.generation_switch`). Newcomers that stay away, or that others do not
+# reach, are left out for a while; for a member that trains, a switch waits.
+
+
+class RollCalling:
+    """The roll calls of one leader. Its times and the workers it leaves out are its own: another leader waits anew."""
+
+    def __init__(self, working: WorkingState, lead_times: LeadTimes, preparing: RingForming) -> None:
+        self._working = working
+        self._lead_times = lead_times
+        self._preparing = preparing
+        self._since = (0, 0.0)  # the newest roll that this leader knows of, and since when
+        self.took_s = 0.0  # from the newest call of its own until all had answered
+        self._again_at: dict[str, float] = {}  # newcomers that are left out until then
+        self._told: set[str] = set()  # of the members: those of which there is an event
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Newcomers that could not be found of late, or with which no ring could be prepared.
+
+        One that has come into a ring meanwhile, as that before it broke, is none any more.
+        """
+        unmet = {worker for worker, at in self._again_at.items() if self._working.now < at}
+        return (self._preparing.left_out | unmet) - set(self._working.record.roster)
+
+    def is_due(self) -> bool:
+        """Time alone may decide something."""
+        return self._working.record.roll_call is not None or bool(self._again_at) or self._preparing.is_due()
+
+    def prepared(self, roster: tuple[str, ...]) -> int:
+        """The generation of the ring that `roster`, which was called, has prepared; 0: it forms it in line."""
+        roll_call = self._working.record.roll_call
+        return roll_call.generation if roll_call is not None and roll_call.roster == roster else 0
+
+    def stands(self, roster: tuple[str, ...]) -> bool:
+        """Tell whether all of `roster` have found each other and prepared their ring; call them if they were not."""
+        roll_call = self._working.record.roll_call
+        if roll_call is None or roll_call.roster != roster:
+            return self._call(roster)
+        if roll_call.generation:
+            return self._preparing.stands(roll_call)
+        return self._have_met(roll_call) and not self._prepare(roll_call)
+
+    def drop(self) -> None:
+        """Drop the call, as no generation follows, or another one. A ring that is prepared is let go of at once."""
+        roll_call = self._working.record.roll_call
+        if roll_call is not None:
+            self._working.change(roll_call=None, pressing=roll_call.generation > 0)
+
+    def _call(self, roster: tuple[str, ...]) -> bool:
+        """True: no other is to be met, and nothing to be prepared, as is known once that one worker was seen."""
+        self._again_at = {worker: at for worker, at in self._again_at.items() if at > self._working.now}
+        alone = len(roster) == 1 and self._working.seen.get(roster[0]) is not None
+        if alone and not self._preparing.can(roster):
+            return True
+        number = self._working.record.roll_calls + 1
+        self._working.change(roll_call=RollCall(number, roster), roll_calls=number)
+        self._since = (number, self._working.now)
+        return False
+
+    def _prepare(self, roll_call: RollCall) -> bool:
+        """False: they form their ring in line."""
+        if not self._preparing.can(roll_call.roster):
+            return False
+        generation = self._working.record.planned + 1  # no other ring ever had it (I10)
+        roll_call = msgspec.structs.replace(roll_call, generation=generation)
+        self._working.change(roll_call=roll_call, planned=generation)
+        return True
+
+    def _have_met(self, roll_call: RollCall) -> bool:
+        working = self._working
+        met = all(working.seen.met(worker) == (roll_call.number,) for worker in roll_call.roster)
+        if met and self._since[0] == roll_call.number:
+            self.took_s, self._since = working.now - self._since[1], (0, 0.0)
+        if not met and working.now >= self._bound(roll_call):
+            self._leave_out(roll_call)
+        return met
+
+    def _bound(self, roll_call: RollCall) -> float:
+        if self._since[0] != roll_call.number:
+            self._since = (roll_call.number, self._working.now)
+        return self._since[1] + self._lead_times.roll_call_s
+
+    def _leave_out(self, roll_call: RollCall) -> None:
+        """Members that say nothing, or are named by others; of these only newcomers, as the others have a ring."""
+        working, missed = self._working, self._missed(roll_call)
+        out = [worker for worker in missed if worker not in working.record.roster]
+        self._again_at |= dict.fromkeys(out, working.now + self._lead_times.lease_s)
+        self._since = (roll_call.number, working.now)
+        if not self._told.issuperset(missed):
+            self._told = {*missed, *(worker for worker in self._told if worker in working.members)}
+            reason = f"the daemons of the others did not reach {', '.join(missed)}"
+            working.tell(SwitchPutOff(next_generation=working.record.planned + 1, after_step=None, reason=reason))
+
+    def _missed(self, roll_call: RollCall) -> list[str]:
+        met = [self._working.seen.met(worker) for worker in roll_call.roster]
+        named = {rank for number, *ranks in met if number == roll_call.number for rank in ranks}
+        silent = {rank for rank, (number, *_) in enumerate(met) if number != roll_call.number}
+        return [worker for rank, worker in enumerate(roll_call.roster) if rank in named | silent]

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from edl.protocol.virtual_parts import held_by
+from edl.protocol.data_nouns import held_by
 
 MILLION: Final = 1_000_000
 

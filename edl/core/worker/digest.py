@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.core.worker.divergence_words import STEPS, UPDATES
+from edl.core.worker.divergence_finder import STEPS, UPDATES
 from edl.protocol.divergence_report import Fingerprint
 
 HALF: Final = 32  # bits

@@ -48,7 +48,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUpWait:
     """The job has failed, and a pipeline's thread hears of it, which must not obey for the training thread."""
 
     reason: str
@@ -72,7 +72,7 @@ class UseStandIns:
 
 
 Move = Stay | Wait | Enter | Leave | Stop
-WaitMove = Stay | Leave | Stop | GiveUp | EndReading | LeaveIteration | UseStandIns
+WaitMove = Stay | Leave | Stop | GiveUpWait | EndReading | LeaveIteration | UseStandIns
 
 
 def next_move(where: Location, orders: Orders) -> Move:
@@ -95,7 +95,7 @@ def next_wait(where: Location, orders: Orders, *, ahead: bool, restarts: bool, l
     if isinstance(move, Leave | Stop) and not ahead:
         return move
     if isinstance(move, Stop) and move.reason:
-        return GiveUp(move.reason)
+        return GiveUpWait(move.reason)
     if isinstance(move, Leave | Stop):
         return EndReading()
     if ahead and restarts and is_left(orders, where):

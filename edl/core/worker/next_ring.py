@@ -10,9 +10,8 @@ how it is formed (`edl.trainer.ring_builder`).
 from __future__ import annotations
 
 from edl.core.worker.worker_inputs import Command, PrepareRing, ReleaseRing, RingNotPrepared, RingPrepared, TellDaemon
-from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.assignment import Assignment, Orders, Place
 from edl.protocol.leader_messages import clipped
-from edl.protocol.ring_places import Place
 
 
 class NextRing:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edl.core.worker.agreement import Vote
-from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.assignment import Assignment, Orders, Place
 from edl.protocol.checkpoint_record import Save
 from edl.protocol.data_nouns import DataSpec, ShardPart
 from edl.protocol.divergence_report import Divergence, Fingerprint
 from edl.protocol.leader_messages import ScriptPlace, clipped
-from edl.protocol.ring_places import Place
 
 # ------------------------------------------------------------------------------------------------------------- inputs
 

@@ -29,7 +29,7 @@ from edl.core.worker.model_state import ModelState
 from edl.core.worker.next_move import (
     EndReading,
     Enter,
-    GiveUp,
+    GiveUpWait,
     Leave,
     LeaveIteration,
     Location,
@@ -370,7 +370,7 @@ class WorkerMachine:
         match next_wait(where, orders, ahead=ahead, restarts=self.restarts, lacks_data=self._lacks_data()):
             case Leave() | Stop() as move:
                 return self._obey(move)
-            case GiveUp(reason):
+            case GiveUpWait(reason):
                 self.failure = reason
                 return [Fail(reason)]
             case LeaveIteration():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from edl.core.audit.kept_steps import WorkerAudit
 from edl.errors import ConfigError, UsageError
+from edl.protocol.assignment import Place
 from edl.protocol.audit_lines import (
     FIRST_LIFE,
     READABLE,
@@ -37,7 +38,6 @@ from edl.protocol.audit_lines import (
     encoded,
 )
 from edl.protocol.data_nouns import DataSpec, Lease
-from edl.protocol.ring_places import Place
 from edl.transport.shared_page import StepCounter
 
 if TYPE_CHECKING:  # `edl run` prepares the folder, and has no use for numpy

@@ -95,7 +95,7 @@ class Pass:
         self.epoch = epoch  # None: not known yet
         self.began_after: int | None = None if port.rehearsals.left else port.step() - 1  # for all workers
         self.until: int | None = None  # the other workers leave this pass after that step; None: not known
-        self.made_anew = False  # it is left for a ring that has changed, on all workers
+        self.made_anew = False  # it is left for a ring that has changed, or a last step that was void, on all workers
         # Handed out up to and with this one. None before this worker's first one, which may wait for another ring.
         self.step = port.step() - 1 if self._leases.handed_out else None
 
@@ -216,13 +216,13 @@ class Pass:
             if self.step != void + more:
                 return False
             if self.state is PassState.ENDED:
-                self.state = PassState.GIVEN_UP  # the pass that follows begins with it
+                self.state, self.made_anew = PassState.GIVEN_UP, True  # the pass that follows begins with it
                 return self._one_epoch  # of a stream, none may follow
             if self.state is not PassState.IDLE:
                 return False
             if self._spec.by_sample and self._one_epoch and self._leases.ends_pass(void):
                 # As on workers whose batch was short: their scripts have asked for the next sample, and heard of none.
-                self.state = PassState.GIVEN_UP
+                self.state, self.made_anew = PassState.GIVEN_UP, True
             self.step = void - 1
             return True
 

@@ -26,12 +26,11 @@ from edl.config import Settings
 from edl.errors import UsageError
 from edl.protocol.data_nouns import ITEMS, DataSpec, Lease, Range
 from edl.sources.streams.elastic_stream import ElasticStream
-from edl.trainer.data.among import Among
 from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.epoch_cursor import LEFT, Batch, Pass, PassSoFar, PassState
 from edl.trainer.data.job_port import DataPort, StreamPort
 from edl.trainer.data.prefetch import ReadAhead
-from edl.trainer.data.sample_ids import Ids, SampleIds
+from edl.trainer.data.sample_ids import Among, Ids, SampleIds
 from edl.trainer.data.source import check_stream, positive, records_of, samples_of, whole
 from edl.trainer.data.stream_reader import StreamReader
 

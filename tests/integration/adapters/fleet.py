@@ -19,7 +19,7 @@ import msgspec
 from pace import patient
 from warm_python import WarmPython
 
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 from tests.model.address_meeting import Gathering
 
 HERE = Path(__file__).parent

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from edl.collectives.name_warmup import Named
-from edl.protocol.ring_places import Place, solo
-from edl.trainer.data.among import Among
+from edl.protocol.assignment import Place, solo
 from edl.trainer.data.job_port import Rehearsals
+from edl.trainer.data.sample_ids import Among
 from edl.trainer.data.shards import CurrentItem
 from edl.trainer.registered_state import RegisteredState
 from edl.trainer.script_position import ScriptStanding

@@ -19,8 +19,8 @@ from tensorflow_values import Registered
 
 from edl.tensorflow import kernels
 from edl.tensorflow.keras_fit import ElasticFit, Fits
-from edl.tensorflow.tape import AveragingTape
 from edl.tensorflow.tf_framework import TensorFlowFramework
+from edl.tensorflow.tf_reducer import AveragingTape
 
 CLIP = 0.2  # less than most gradients here
 WAY, KIND = sys.argv[2:4]

@@ -13,8 +13,7 @@ from typing import Any
 from edl.collectives.horovod_ring import HorovodRing
 from edl.core.worker.worker_inputs import BreakIteration, CopyState, EndScript, Fail
 from edl.errors import RingBroken
-from edl.protocol.assignment import Orders
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Orders, Place
 from edl.trainer.worker_shell import WorkerShell
 
 

@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import edl.torch as edl
-from edl.torch import group_world, torch_framework
+from edl.torch import torch_framework, within_worker
 
 
-class MeetsSlowly(group_world.GroupWorld):
+class MeetsSlowly(within_worker.GroupWorld):
     """The first process is ready after the others, as on a busy machine: it may have heard its first orders by then."""
 
     def __init__(self, limb: int, processes: int, folder: Path, step_timeout_s: float) -> None:

@@ -142,6 +142,7 @@ def tell_where(_: int, frame: types.FrameType | None) -> None:
 
 
 signal.signal(signal.SIGUSR2, tell_where)
-its_own, local_launch.coordinator_of = local_launch.coordinator_of, coordinator_of  # type: ignore[attr-defined, assignment]
+its_own = local_launch.launched_coordinator  # type: ignore[attr-defined]
+local_launch.launched_coordinator = coordinator_of  # type: ignore[assignment, attr-defined]
 child_worker.subprocess = Subprocess  # type: ignore[assignment, attr-defined]
 orphan_reaper.subprocess = Guards  # type: ignore[assignment, attr-defined]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edl.checkpoints.manifest import StoredTensor
 from edl.checkpoints.part_files import cut
-from edl.checkpoints.shard_ranges import ElementRun, Sharding, Split, block, within, writes
+from edl.checkpoints.worker_stages import ElementRun, Sharding, Split, block, within, writes
 from edl.errors import CheckpointError
 
 torch = pytest.importorskip("torch")

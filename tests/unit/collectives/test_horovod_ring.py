@@ -13,7 +13,7 @@ from edl.collectives import horovod_ring
 from edl.collectives.horovod_ring import HorovodRing
 from edl.collectives.name_warmup import Named
 from edl.errors import RingBroken
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 
 PATIENCE_S = 10.0
 BIAS = Named("bias", (10,), "float32", 4)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from edl.collectives.rendezvous import Rendezvous
+from edl.collectives.rendezvous import Rendezvous, RendezvousClient
 from edl.collectives.rendezvous_board import TORCH
-from edl.collectives.rendezvous_client import RendezvousClient
 from edl.errors import RingBroken
 from edl.protocol.leader_messages import Phase
 from edl.protocol.trainer_messages import TrainerStatus

@@ -9,7 +9,7 @@ import pytest
 from edl.collectives.horovod_environment import prepare_environment, variables
 from edl.collectives.library_guard import Guard, plain
 from edl.collectives.ring_port import GradientWeight
-from edl.protocol.ring_places import Place, solo
+from edl.protocol.assignment import Place, solo
 
 PLACE = Place(3, 1, 4, "w7", "127.0.0.1:4711/token", interface="eth0", local_rank=1, local_size=2)
 

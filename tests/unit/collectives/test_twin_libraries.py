@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from edl.collectives import horovod_python, twin_libraries
-from edl.collectives.horovod_python import OTHER_WAYS, HorovodPython
-from edl.collectives.twin_libraries import COPIES, HOROVODS
+from edl.collectives import horovod_libraries
+from edl.collectives.horovod_libraries import COPIES, HOROVODS, OTHER_WAYS, HorovodPython
 
 NAMES = [b"HorovodAllreduce", b"HorovodSize"]
 LIBRARY = b"\0HorovodAllreduce\0HorovodAllreduceOp\0_ZN7HorovodAllreduceE\0HorovodSize\0the HorovodSize of it\0"
@@ -35,7 +34,7 @@ class Call:
 @pytest.fixture
 def renamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[bytes]]:
     """What copies of a library have in them: of one with these contents, and turns of this edl or of another."""
-    monkeypatch.setattr(twin_libraries, "turns_of", lambda _: tmp_path)
+    monkeypatch.setattr(horovod_libraries, "turns_of", lambda _: tmp_path)
     calls = SimpleNamespace(horovod_is_initialized=lambda: False)
     native: Any = SimpleNamespace(path="libhorovod.so", calls=calls)
     operations = SimpleNamespace(tf=SimpleNamespace(__version__="2"))
@@ -47,8 +46,8 @@ def renamed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., li
         )
         copies: list[bytes] = []
         monkeypatch.setattr(ctypes, "CDLL", lambda _: turns)
-        monkeypatch.setattr(twin_libraries, "copy_of", lambda _, rename: copies.append(rename(contents)))
-        assert len(twin_libraries.of_tensorflow(operations, native)) == len(COPIES)
+        monkeypatch.setattr(horovod_libraries, "copy_of", lambda _, rename: copies.append(rename(contents)))
+        assert len(horovod_libraries.of_tensorflow(operations, native)) == len(COPIES)
         return copies
 
     return found
@@ -101,14 +100,14 @@ def horovod(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         vars(made).update(content)
         monkeypatch.setitem(sys.modules, module, made)
     guard = SimpleNamespace(active=True, whole=True)
-    monkeypatch.setattr(horovod_python, "Guard", lambda path: guard)
-    monkeypatch.setattr(horovod_python, "PAIRS", {name: lambda operations, native: [native, native]})
+    monkeypatch.setattr(horovod_libraries, "Guard", lambda path: guard)
+    monkeypatch.setattr(horovod_libraries, "PAIRS", {name: lambda operations, native: [native, native]})
     return SimpleNamespace(name=name, basics=basics, calls=calls, guard=guard)
 
 
 def test_there_are_two_of_a_horovod_that_has_gloo_alone(monkeypatch: pytest.MonkeyPatch, horovod: Any) -> None:
     pair = [SimpleNamespace(native=SimpleNamespace(calls=calls)) for calls in ("first", "second")]
-    monkeypatch.setattr(horovod_python, "PAIRS", {horovod.name: lambda operations, native: pair})
+    monkeypatch.setattr(horovod_libraries, "PAIRS", {horovod.name: lambda operations, native: pair})
     assert HorovodPython(horovod.name).libraries == pair
     assert horovod.basics.MPI_LIB_CTYPES == "first"
 
@@ -125,9 +124,9 @@ def test_there_is_one_of_a_horovod_that_has_more(caplog: pytest.LogCaptureFixtur
 def test_there_are_two_of_a_horovod_with_what_was_tried_for_its_framework(
     monkeypatch: pytest.MonkeyPatch, horovod: Any, way: str, number: int
 ) -> None:
-    monkeypatch.setattr(horovod_python, "TRIED", {horovod.name: horovod_python.TRIED["horovod.torch"]})
+    monkeypatch.setattr(horovod_libraries, "TRIED", {horovod.name: horovod_libraries.TRIED["horovod.torch"]})
     pair = [SimpleNamespace(native=SimpleNamespace(calls=calls)) for calls in ("first", "second")]
-    monkeypatch.setattr(horovod_python, "PAIRS", {horovod.name: lambda operations, native: pair})
+    monkeypatch.setattr(horovod_libraries, "PAIRS", {horovod.name: lambda operations, native: pair})
     setattr(horovod.calls, f"horovod_{way}_built", lambda: True)
     assert len(HorovodPython(horovod.name).libraries) == number
 

@@ -14,9 +14,8 @@ from edl.collectives.rendezvous import Heard
 from edl.core.switch.address_exchange import TRADE
 from edl.daemon import address_book as module
 from edl.daemon.address_book import Here, JobKeys, located, through_with
-from edl.protocol.assignment import Assignment, Summons
+from edl.protocol.assignment import Assignment, Place, Summons
 from edl.protocol.leader_messages import AskAddresses, Phase
-from edl.protocol.ring_places import Place
 from edl.protocol.trainer_messages import TrainerStatus
 from edl.transport.call_errors import Reason, Refused, Unauthentic, Unreachable
 from edl.transport.memory_transport import Fate

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from edl.daemon import gc_pacing
+from edl.daemon import daemon
 
 
 class Cycle:
@@ -19,7 +19,7 @@ class Cycle:
 
 async def test_cycles_are_gone_soon_though_python_would_not_look_for_long() -> None:
     gc.disable()
-    collecting = asyncio.ensure_future(gc_pacing.collect_regularly(0.01))
+    collecting = asyncio.ensure_future(daemon.collect_regularly(0.01))
     try:
         cycle = weakref.ref(Cycle())
         assert cycle() is not None
@@ -38,7 +38,7 @@ async def test_where_looking_takes_long_it_is_done_seldom() -> None:
         looks.append(time.monotonic())
         time.sleep(0.05)
 
-    collecting = asyncio.ensure_future(gc_pacing.collect_regularly(0.01, slow))
+    collecting = asyncio.ensure_future(daemon.collect_regularly(0.01, slow))
     await asyncio.sleep(0.5)
     collecting.cancel()
     assert len(looks) == 1, "0.05 s is 0.1 % of 50 s"
@@ -50,5 +50,5 @@ def test_python_itself_looks_after_many_objects_and_never_at_those_of_the_start(
     told = []
     monkeypatch.setattr("gc.freeze", lambda: told.append("freeze"))
     monkeypatch.setattr("gc.set_threshold", told.append)
-    gc_pacing.collect_seldom()
-    assert told == ["freeze", gc_pacing.YOUNG]
+    daemon.collect_seldom()
+    assert told == ["freeze", daemon.YOUNG]

@@ -8,9 +8,8 @@ import pytest
 
 from edl.daemon.roll_caller import RollCaller
 from edl.errors import PeerError
-from edl.protocol.assignment import Orders, Summons, Verdict
+from edl.protocol.assignment import Orders, Peer, Summons, Verdict
 from edl.protocol.leader_messages import AskPresence
-from edl.protocol.ring_places import Peer
 
 
 class Host:

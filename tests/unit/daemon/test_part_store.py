@@ -6,7 +6,7 @@ import msgspec
 
 from edl.checkpoints.manifest import StoredTensor
 from edl.checkpoints.part_files import PartCopy, cut
-from edl.checkpoints.shard_ranges import ElementRun
+from edl.checkpoints.worker_stages import ElementRun
 from edl.daemon.part_store import PartStore
 from edl.protocol.checkpoint_record import PartInfo, Save
 from edl.protocol.trainer_messages import CopiedPart

@@ -45,7 +45,7 @@ class Machine:
         self.left_behind: set[int] = set()  # workers that lived when their coordinator stopped
 
     @asynccontextmanager
-    async def coordinator_of(self, *_: object, say: object) -> AsyncIterator[Coordinator]:
+    async def launched_coordinator(self, *_: object, say: object) -> AsyncIterator[Coordinator]:
         self.coordinators += 1
         try:
             for _step in range(STEPS):
@@ -127,7 +127,7 @@ def test_whatever_was_begun_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     started = []
     for turns in range(1000):
         machine = Machine(turns)
-        for name in ("coordinator_of", "end_marked"):
+        for name in ("launched_coordinator", "end_marked"):
             monkeypatch.setattr(local_launch, name, getattr(machine, name))
         monkeypatch.setattr(local_launch, "start_process", lambda *_: None)
         monkeypatch.setattr(local_launch, "Worker", machine.start_worker)

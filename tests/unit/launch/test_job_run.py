@@ -25,8 +25,8 @@ from edl.launch import export_process, job_run
 from edl.launch.job_records import Folder, LaunchRecord, launch_record
 from edl.launch.life_outcome import KILLED, LaunchVerdict
 from edl.launch.local_launch import Outcome
+from edl.protocol.assignment import RingKind
 from edl.protocol.record import JobState, Status
-from edl.protocol.ring_places import RingKind
 
 BY_SIGNAL = LaunchVerdict(1, "failed", "worker 0 was killed", cause=KILLED, exits="was killed by SIGKILL")
 FINISHED = LaunchVerdict(0, "finished")

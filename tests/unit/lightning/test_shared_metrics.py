@@ -8,7 +8,7 @@ import pytest
 import torch
 import torchmetrics
 
-from edl.lightning.shared_metrics import ModuleMetrics
+from edl.lightning.lightning_validation import ModuleMetrics
 from edl.torch.shared_batches import packed_values, unpacked_values
 
 

@@ -23,8 +23,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from edl.config.settings import Settings
 from edl.errors import UsageError
-from edl.lightning.fit_settings import batches_between_validations, check_fit
-from edl.lightning.strategy import EdlStrategy
+from edl.lightning.strategy import EdlStrategy, batches_between_validations, check_fit
 from edl.torch.torch_process import trainer as seat
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edl.errors import JobFailed, StoreUnavailable
-from edl.outside.save_requests import preempted
+from edl.outside.job_client import preempted
 from edl.protocol.record import JobState
 
 RUNNING, GONE, OVER = (

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from edl.proof.host_messages import (
+from edl.proof.host_part import (
     AskClock,
     FileGrown,
+    HostPart,
     KillProcess,
     ProcessExited,
     ProcessKilled,
@@ -24,7 +25,6 @@ from edl.proof.host_messages import (
     line_of,
     told_by,
 )
-from edl.proof.host_part import HostPart
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`edl.protocol.virtual_parts`: each sample of a step in one part, by position alone."""
+"""`edl.protocol.data_nouns`: each sample of a step in one part, by position alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.protocol.data_nouns import Lease, Range
-from edl.protocol.virtual_parts import bounds_of, held_by
+from edl.protocol.data_nouns import Lease, Range, bounds_of, held_by
 
 VIRTUAL = st.integers(1, 12)
 

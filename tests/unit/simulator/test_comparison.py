@@ -32,9 +32,9 @@ from benchmarks.policies_runs import (
     traces_in,
 )
 from edl.errors import ConfigError
-from edl.simulator.courses.epochs import Epochs
+from edl.simulator.course import Epochs
 from edl.simulator.simulation_results import Summary
-from edl.simulator.traces.trace_kinds import read_trace
+from edl.simulator.trace_files import read_trace
 
 TINY = """name,submitted,workers,duration,speedup,deadline
 a,0,1,100,1:1 2:1.8 4:3,500

@@ -8,7 +8,7 @@ from simulated import Rule, conditions, figures
 
 from benchmarks.policies_runs import PlannedRun, play
 from edl.simulator.simulation_results import Summary
-from edl.simulator.traces.trace_kinds import read_trace
+from edl.simulator.trace_files import read_trace
 
 pytestmark = needs_published
 

@@ -11,7 +11,7 @@ from small_traces import ELASTICFLOW, PLAIN, POLLUX, TIRESIAS, TRACES
 
 from edl.cluster.policies.registry import POLICIES
 from edl.simulator.trace import Trace
-from edl.simulator.traces.trace_kinds import read_trace
+from edl.simulator.trace_files import read_trace
 
 ALL = (PLAIN, TIRESIAS, ELASTICFLOW, POLLUX)
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from edl.errors import DataError, UsageError
-from edl.sources import opening, record_places, scanning
+from edl.sources import byte_records, opening, record_places
 from edl.sources.__main__ import main
 from edl.sources.cache import Cache
 from edl.sources.listing import list_files
@@ -170,7 +170,7 @@ def test_one_process_counts_and_the_others_wait(folder, monkeypatch):
     def slow(*arguments):
         counted.append(1)
         time.sleep(0.2)
-        return scanning.scan(*arguments)
+        return byte_records.scan(*arguments)
 
     monkeypatch.setattr(opening, "scan", slow)
     path = write(folder / "a.txt", "a\nb\n")

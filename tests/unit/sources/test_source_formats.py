@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.errors import DataError
-from edl.sources import byte_records, scanning
+from edl.sources import byte_records
 from edl.sources.cache import Cache
 from edl.sources.opening import open_files
 from examples import examples
@@ -31,8 +31,8 @@ COMMON = settings(max_examples=examples(50), deadline=None, suppress_health_chec
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Files of some hundred bytes then have many chunks, strides and spans."""
-    monkeypatch.setattr(scanning, "CHUNK", 11)
-    monkeypatch.setattr(scanning, "STRIDE", 16)
+    monkeypatch.setattr(byte_records, "CHUNK", 11)
+    monkeypatch.setattr(byte_records, "STRIDE", 16)
     monkeypatch.setattr(byte_records, "SPAN_BYTES", 64)
 
 

@@ -6,8 +6,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from edl.tensorflow import counted_updates
-from edl.tensorflow.counted_updates import CountedUpdates
+from edl.tensorflow import keras_optimizer
+from edl.tensorflow.keras_optimizer import CountedUpdates
 from edl.tensorflow.kernels import kernels_for
 from edl.trainer.updates_due import IN_A_ROW
 
@@ -72,7 +72,7 @@ def test_what_another_worker_sends_is_no_update(job):
 
 def test_no_variable_is_read_in_a_traced_step(monkeypatch):
     job = Job(keras.optimizers.SGD(0.1))
-    monkeypatch.setattr(counted_updates, "counts", None)
+    monkeypatch.setattr(keras_optimizer, "counts", None)
     job.train(job.traced)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from edl.tensorflow import tape
+from edl.tensorflow import tf_reducer
 
 
 class Seen:
@@ -28,10 +28,10 @@ def test_what_is_edls_own_is_traced_as_it_stands() -> None:
 
     @tf.function
     def step() -> Any:
-        with tape.AveragingTape(seen, False, True) as recorded:  # type: ignore[arg-type]
+        with tf_reducer.AveragingTape(seen, False, True) as recorded:  # type: ignore[arg-type]
             loss = variable * variable
         return recorded.gradient(loss, variable)
 
     assert float(step()) == 4.0
-    assert [Path(one).name for one in seen.by] == ["tape.py"]
-    assert Path(seen.by[0]).samefile(tape.__file__)
+    assert [Path(one).name for one in seen.by] == ["tf_reducer.py"]
+    assert Path(seen.by[0]).samefile(tf_reducer.__file__)

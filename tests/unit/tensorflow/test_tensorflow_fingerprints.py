@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from edl.tensorflow import tf_fingerprints as module
-from edl.tensorflow.tf_fingerprints import fingerprints, fingerprints_begun
+from edl.tensorflow import tf_tensors as module
+from edl.tensorflow.tf_tensors import fingerprints, fingerprints_begun
 
 WAIT_S = 20.0
 

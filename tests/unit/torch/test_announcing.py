@@ -15,7 +15,7 @@ import torch
 from ring_members import SIZE, Gatherings, Members
 
 from edl.errors import CollectiveRefused, RingBroken, UsageError
-from edl.protocol.ring_places import solo
+from edl.protocol.assignment import solo
 from edl.torch import announcing
 from edl.torch import group_collectives as act
 from edl.torch.announcing import ROOM_BYTES

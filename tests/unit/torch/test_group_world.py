@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from torch.distributed.fsdp import FullyShardedDataParallel  # noqa: E402
 
 from edl.errors import ConfigError, UsageError  # noqa: E402
-from edl.torch import group_world  # noqa: E402
-from edl.torch.group_world import GroupWorld  # noqa: E402
+from edl.torch import within_worker  # noqa: E402
+from edl.torch.within_worker import GroupWorld  # noqa: E402
 from edl.trainer.exit_paths import EXPLAINED  # noqa: E402
 
 
@@ -37,7 +37,7 @@ def test_what_processes_tell_each_other_may_be_of_any_length(alone, tmp_path) ->
 
 
 def test_a_process_that_never_comes_is_one_line_with_a_remedy(alone, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(group_world, "COME_S", 1.0)
+    monkeypatch.setattr(within_worker, "COME_S", 1.0)
     with pytest.raises(
         ConfigError, match=r"not all 2 processes of this worker came within 1 s \(.*\): let each call"
     ) as of:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from edl.torch.hand_updates import HandUpdates
 from edl.torch.torch_fingerprints import fingerprints
 from edl.torch.torch_framework import TorchFramework
+from edl.torch.torch_unwrapped import HandUpdates
 
 
 def train(model: torch.nn.Module, x: float = 1.0, *, by_grad: bool = False, forget: bool = False) -> None:

@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import Replicate, Shard  # noqa: E402
 
-from edl.torch import held_tensors, sharded  # noqa: E402
-from edl.torch.held_tensors import TorchHeldTensors  # noqa: E402
+from edl.torch import sharded, within_worker  # noqa: E402
 from edl.torch.torch_framework import TorchFramework  # noqa: E402
-from edl.trainer.data.among import Among  # noqa: E402
+from edl.torch.within_worker import TorchHeldTensors  # noqa: E402
+from edl.trainer.data.sample_ids import Among  # noqa: E402
 
 
 class Holder:
@@ -92,7 +92,7 @@ def test_a_module_without_shapes_yet_is_left_out() -> None:
 def test_meshes_and_among_say_which_processes_belong_together(monkeypatch: pytest.MonkeyPatch) -> None:
     one = model()
     first = next(one.parameters())
-    monkeypatch.setattr(held_tensors, "mesh_of", lambda tensor: frozenset({0, 2}) if tensor is first else frozenset())
+    monkeypatch.setattr(within_worker, "mesh_of", lambda tensor: frozenset({0, 2}) if tensor is first else frozenset())
     assert held(one).holding().beside == (0, 2)
     assert held(one, among=Among(members=frozenset({0, 1}))).holding().beside == (0, 1, 2)
 

@@ -21,9 +21,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from edl.config import Settings
 from edl.errors import UsageError
-from edl.torch.batches import ElasticBatches
 from edl.torch.loader import ElasticDataLoader
-from edl.torch.loader_conversion import CollatedParts, Order, PartCut, StepParts, converted, order_of
+from edl.torch.loader_conversion import CollatedParts, ElasticBatches, Order, PartCut, StepParts, converted, order_of
 from edl.torch.torch_process import trainer as seat
 from edl.trainer.virtual_steps import LoadedParts
 

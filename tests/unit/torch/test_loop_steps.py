@@ -12,8 +12,7 @@ import pytest
 
 from edl.errors import RingBroken, UsageError
 from edl.torch.loop_collectives import LoopCollectives, Saying
-from edl.torch.loop_state import as_plain, from_plain
-from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd
+from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd, as_plain, from_plain
 
 
 class FakeSeat:

@@ -17,7 +17,7 @@ from ring_members import SIZE, Gatherings, Members
 from torch.distributed.distributed_c10d import PrefixStore
 
 from edl.errors import RingBroken
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 from edl.torch.nccl_sums import NO_GPU, Gpu, each_has_its_own, prepare_groups
 from edl.torch.torch_ring import GroupRing
 

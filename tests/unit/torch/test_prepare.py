@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 import edl.torch as edl
 from edl.errors import UsageError
-from edl.torch import batches as module
-from edl.torch.batches import ElasticBatches
+from edl.torch import loader_conversion as module
+from edl.torch.loader_conversion import ElasticBatches
 
 
 def given() -> tuple[Any, Any, Any]:

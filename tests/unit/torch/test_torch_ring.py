@@ -18,7 +18,7 @@ from ring_members import SIZE, Gatherings, Members
 from seen_server import listening
 
 from edl.errors import RingBroken
-from edl.protocol.ring_places import Place, solo
+from edl.protocol.assignment import Place, solo
 from edl.torch.process_groups import LOOK_S, ProcessGroups
 from edl.torch.torch_ring import GroupForming, GroupRing
 
@@ -300,7 +300,7 @@ def test_only_connections_of_the_ring_are_cut(members: Members) -> None:
 
 ENDING = """
 import threading, torch
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 from edl.torch.torch_ring import GroupForming
 from edl.torch.torch_ring import GroupRing
 from ring_members import Gatherings

@@ -16,7 +16,7 @@ from edl.errors import UsageError  # noqa: E402
 from edl.torch import within_worker  # noqa: E402
 from edl.torch.sharded import averaged_by_fsdp  # noqa: E402
 from edl.torch.within_worker import average_within, refuse_copies  # noqa: E402
-from edl.trainer.data.among import Among  # noqa: E402
+from edl.trainer.data.sample_ids import Among  # noqa: E402
 from edl.trainer.limb_agreement import LimbLost  # noqa: E402
 
 BOTH = frozenset({0, 1})

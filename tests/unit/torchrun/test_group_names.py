@@ -10,7 +10,7 @@ import torch
 from torch.distributed import ReduceOp
 
 from edl.errors import UsageError
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 from edl.torchrun.group_names import GroupNames, _refuse_torchs_group, _refusing
 from edl.torchrun.refusals import REFUSED
 from edl.torchrun.worker_group import JobOutside, WorkerGroup

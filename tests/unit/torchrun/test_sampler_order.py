@@ -8,7 +8,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from edl.core.data.ledgers import new_ledger
 from edl.protocol.data_nouns import DataSpec
-from edl.torchrun.sampler_order import drawn, places
+from edl.torchrun.script_passes import drawn, places
 
 
 def dealt(total: int, batch: int, size: int) -> list[list[int]]:

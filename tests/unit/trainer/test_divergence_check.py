@@ -16,8 +16,8 @@ from edl.core.worker.compute_check import ComputeVerdict
 from edl.core.worker.digest import of_all
 from edl.core.worker.worker_inputs import StatesDiffer
 from edl.errors import JobFailed, RingBroken
+from edl.protocol.assignment import Place
 from edl.protocol.divergence_report import Checking, Fingerprint, OnDivergence
-from edl.protocol.ring_places import Place
 from edl.trainer.divergence_check import READ_EVERY, DivergenceCheck, _Teller
 from edl.trainer.registered_state import RegisteredState
 

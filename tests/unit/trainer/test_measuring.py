@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edl.errors import UsageError
-from edl.trainer.measuring import GatheredRows, Measuring, arrays_in, like, measured
+from edl.trainer.script_metrics import GatheredRows, Measuring, arrays_in, like, measured
 
 SAMPLES = 11
 

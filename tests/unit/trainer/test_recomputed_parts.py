@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from edl.core.worker.compute_check import ComputeVerdict, Recomputed, recomputed
-from edl.protocol.virtual_parts import held_by
+from edl.protocol.data_nouns import held_by
 from edl.trainer.recomputed_parts import UNCHECKED, StepTrial
 
 VIRTUAL = 8

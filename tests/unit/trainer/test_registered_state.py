@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from edl.errors import UsageError
-from edl.protocol.ring_places import Place
-from edl.trainer.arrays import Arrays, as_bytes
+from edl.protocol.assignment import Place
 from edl.trainer.registered_state import STANDING, RegisteredState
-from edl.trainer.value_tree import Destination, Form, TensorPart
+from edl.trainer.value_tree import Arrays, Destination, Form, TensorPart, as_bytes
 
 
 class Weight(np.ndarray[Any, Any]):

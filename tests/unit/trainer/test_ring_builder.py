@@ -10,7 +10,7 @@ import pytest
 
 from edl.core.worker.worker_inputs import RingNotPrepared, RingPrepared
 from edl.errors import RingBroken
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Place
 from edl.trainer.ring_builder import RingBuilder
 
 PATIENCE_S = 10.0

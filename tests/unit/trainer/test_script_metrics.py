@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from edl.trainer.measuring import Measuring
-from edl.trainer.script_metrics import ScriptMetrics
+from edl.trainer.script_metrics import Measuring, ScriptMetrics
 
 
 @pytest.fixture(autouse=True)

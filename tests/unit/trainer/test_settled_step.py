@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from edl.errors import RingBroken
-from edl.trainer.arrays import Arrays
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.registered_state import RegisteredState
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.value_tree import Arrays
 from edl.trainer.worker_shell import WorkerShell
 
 DEATH = RingBroken("a peer is gone")

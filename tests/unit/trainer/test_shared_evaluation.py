@@ -14,7 +14,7 @@ import pytest
 from breaking_rings import TIMEOUT_S, Died, Fault, Net, Over, faults_of, play
 
 from edl.errors import JobFailed, RingBroken
-from edl.protocol.ring_places import Place, solo
+from edl.protocol.assignment import Place, solo
 from edl.trainer.shared_evaluation import SharedEvaluation
 
 STEP, UNITS = 7, 5

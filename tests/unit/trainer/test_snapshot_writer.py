@@ -20,12 +20,12 @@ from edl.checkpoints.part_files import Own, PartCopy
 from edl.checkpoints.worker_stages import WorkerStage
 from edl.core.worker.worker_inputs import CopyFailed, CopyTaken
 from edl.errors import UsageError
+from edl.protocol.assignment import Place
 from edl.protocol.checkpoint_record import SPARE, Save
-from edl.protocol.ring_places import Place
 from edl.trainer import snapshot_writer
-from edl.trainer.arrays import Arrays
 from edl.trainer.framework_port import StatePiece
 from edl.trainer.registered_state import RegisteredState
+from edl.trainer.value_tree import Arrays
 
 
 def test_pieces_of_all_sizes_lie_one_behind_the_other(tmp_path, monkeypatch):

@@ -13,8 +13,7 @@ from edl.checkpoints.worker_stages import Holding
 from edl.core.worker.limb_votes import UpdateVote
 from edl.errors import UsageError
 from edl.trainer.first_state import stage_here
-from edl.trainer.limb_agreement import LimbAgreement
-from edl.trainer.stage_exchange import StageExchange
+from edl.trainer.limb_agreement import LimbAgreement, StageExchange
 
 
 class Held:

@@ -12,11 +12,11 @@ import pytest
 
 from edl.core.worker.worker_inputs import WHOLE, StatePortion
 from edl.errors import RingBroken
-from edl.protocol.ring_places import Place
-from edl.trainer.arrays import Arrays
+from edl.protocol.assignment import Place
 from edl.trainer.framework_port import Late, Parted
 from edl.trainer.registered_state import RegisteredState
 from edl.trainer.state_handoff import StateHandoff, StateSource
+from edl.trainer.value_tree import Arrays
 
 WAIT_S = 20.0
 KEY = b"k" * 32

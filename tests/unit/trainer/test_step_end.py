@@ -10,9 +10,7 @@ import pytest
 
 from edl.core.worker.worker_states import TrainerState
 from edl.errors import EdlError, JobFailed, RingBroken, UsageError
-from edl.protocol.assignment import Assignment, Orders, Verdict
-from edl.protocol.ring_places import Place
-from edl.trainer.arrays import Arrays
+from edl.protocol.assignment import Assignment, Orders, Place, Verdict
 from edl.trainer.data.epoch_cursor import PassSoFar
 from edl.trainer.data.job_port import Rehearsals
 from edl.trainer.first_state import FirstState
@@ -22,6 +20,7 @@ from edl.trainer.sample_source import SampleSource
 from edl.trainer.skipped_update import CUT
 from edl.trainer.step_end import BatchEnds
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.value_tree import Arrays
 
 STEP, EPOCH, PEERS_STEP = 7, 2, 8
 

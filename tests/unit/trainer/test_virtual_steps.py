@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from edl.errors import UsageError
-from edl.protocol.data_nouns import ITEMS, DataSpec, Lease, Range
-from edl.protocol.virtual_parts import held_by
-from edl.trainer.arrays import Arrays
+from edl.protocol.data_nouns import ITEMS, DataSpec, Lease, Range, held_by
 from edl.trainer.recomputed_parts import UNCHECKED, StepTrial
+from edl.trainer.value_tree import Arrays
 from edl.trainer.virtual_steps import (
     AFTER,
     LoadedParts,

@@ -12,11 +12,11 @@ from horovodrun_told import TOLD
 
 from edl.collectives.horovod_environment import has_horovod
 from edl.errors import ConfigError
-from edl.protocol.ring_places import RingKind, ring_kind
+from edl.protocol.assignment import RingKind, ring_kind
 from edl.trainer import fork_stand_in
-from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.value_tree import Arrays
 
 
 @pytest.mark.parametrize(

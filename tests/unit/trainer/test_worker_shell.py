@@ -17,9 +17,8 @@ from edl.core.worker.next_move import NEVER
 from edl.core.worker.worker_inputs import BatchVoid, OrdersRead, SetWeight, StateCopied, StillWaiting
 from edl.core.worker.worker_states import TrainerState
 from edl.errors import FAULT, RingBroken, UsageError
-from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
+from edl.protocol.assignment import Assignment, Orders, Place, Summons, Verdict
 from edl.protocol.leader_messages import Phase
-from edl.protocol.ring_places import Place
 from edl.protocol.trainer_messages import TrainerStatus
 from edl.trainer.data.audit_files import Audit
 from edl.trainer.data.shared_leases import SharedLeases

@@ -252,3 +252,9 @@ def test_a_sender_that_is_not_there(givers: list[StateSender]) -> None:
     gone.close()
     with pytest.raises(StreamBroken, match="ConnectionRefusedError"):
         taker(givers, gone)
+
+
+def test_one_whose_source_was_at_its_own_port_does_not_wait_for_itself(givers: list[StateSender]) -> None:
+    own = giver(givers)  # where a sender that is gone had listened
+    with pytest.raises(StreamBroken, match="another has it"):
+        StateReceiver(own.number, KEY, 7, own.number, PATIENCE_S).begin()

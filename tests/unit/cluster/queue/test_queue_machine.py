@@ -8,7 +8,7 @@ from queue_play import RULES, QueuePlay
 
 from edl.cluster.policies.registry import POLICIES, build, known
 from edl.cluster.queue import job_lifecycle
-from edl.cluster.queue.device_assignment import BATCH_AGAIN_S, outlook
+from edl.cluster.queue.device_assignment import BATCH_AGAIN_S, Shares, outlook
 from edl.cluster.queue.job_view import left_out_by
 from edl.cluster.queue.measured_speeds import UnknownSpeeds
 from edl.cluster.queue.queue_entries import (
@@ -41,7 +41,6 @@ from edl.cluster.queue.scheduler_inputs import (
     Submitted,
 )
 from edl.cluster.queue.scheduler_machine import SchedulerMachine
-from edl.cluster.queue.shrink_order import Shares
 from edl.errors import InvalidTransition
 from edl.protocol.record import FailedBy
 

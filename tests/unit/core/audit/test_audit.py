@@ -22,7 +22,7 @@ from edl.core.data.permutation import samples_at
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.next_move import NEVER
 from edl.errors import ConfigError, UsageError
-from edl.protocol.assignment import Share
+from edl.protocol.assignment import Place, Share
 from edl.protocol.audit_lines import (
     BatchGiven,
     Began,
@@ -36,7 +36,6 @@ from edl.protocol.audit_lines import (
     encoded,
 )
 from edl.protocol.data_nouns import DataSpec, Lease, Range
-from edl.protocol.ring_places import Place
 from edl.trainer.data.audit_files import AuditedCount, AuditFile, read
 from edl.trainer.data.epoch_cursor import Pass
 from edl.trainer.data.job_port import Rehearsals

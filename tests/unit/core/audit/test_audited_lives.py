@@ -15,7 +15,7 @@ from edl.core.audit.kept_steps import WorkerAudit
 from edl.core.audit.sample_account import Account, LifeAccount, Offender, Portion, account
 from edl.core.data.permutation import samples_at
 from edl.errors import ConfigError, UsageError
-from edl.protocol.assignment import Orders, Verdict
+from edl.protocol.assignment import Orders, Place, Verdict
 from edl.protocol.audit_lines import (
     BatchGiven,
     Began,
@@ -29,7 +29,6 @@ from edl.protocol.audit_lines import (
 )
 from edl.protocol.checkpoint_record import Origin
 from edl.protocol.data_nouns import DataSpec, Range
-from edl.protocol.ring_places import Place
 from edl.trainer.data.audit_files import AuditFile, check_free, read
 from edl.trainer.first_state import life_begun
 

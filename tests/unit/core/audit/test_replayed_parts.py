@@ -1,9 +1,8 @@
-"""`edl.core.audit.replayed_parts`: a run's digests of parts beside those of a replay."""
+"""`edl.core.audit.kept_steps`: a run's digests of parts beside those of a replay."""
 
 from __future__ import annotations
 
-from edl.core.audit.kept_steps import WorkerAudit
-from edl.core.audit.replayed_parts import PartKey, ReplayedPart, compared, digests_of
+from edl.core.audit.kept_steps import PartKey, ReplayedPart, WorkerAudit, compared, digests_of
 from edl.protocol.audit_lines import DataEnded, Line, PartsComputed, decoded, encoded
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from edl.cli.data_commands import show_account
 from edl.core.audit.kept_steps import WorkerAudit
-from edl.core.audit.sample_account import account
-from edl.core.audit.shard_account import ItemSpan, shards_of
+from edl.core.audit.sample_account import ItemSpan, account, shards_of
 from edl.errors import UsageError
 from edl.protocol.audit_lines import BatchGiven, Committed, DataEnded, DataOpened, Line, Sat, ShardEnded
 from edl.protocol.data_nouns import ITEMS, DataSpec, Range

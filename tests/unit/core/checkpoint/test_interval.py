@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from edl.core.checkpoint.due_times import KEPT, LONGEST_S, MOST_S, chosen, cost, interval_of, mean_fault_s
+from edl.core.checkpoint.due_times import COSTS_KEPT, LONGEST_S, MOST_S, chosen, cost, interval_of, mean_fault_s
 from edl.core.job.leader_machine import new_record
 from edl.protocol.checkpoint_record import Auto, Checkpointing, Cost, Resumed
 from edl.protocol.job_policy import JobPolicy
@@ -15,7 +15,7 @@ from edl.protocol.job_policy import JobPolicy
 AUTO = Auto()
 
 
-def of(seconds: float, times: int = KEPT, took_s: float = 0.5) -> tuple[Cost, ...]:
+def of(seconds: float, times: int = COSTS_KEPT, took_s: float = 0.5) -> tuple[Cost, ...]:
     return (Cost(0.001, seconds, took_s),) * times
 
 

@@ -12,7 +12,7 @@ from edl.core.job.leader_inputs import Acknowledge, Refuse, TimePassed, TookOver
 from edl.core.job.leader_machine import JobMachine, new_record
 from edl.core.switch.generation_switch import GenerationSwitch
 from edl.facts import Scaled
-from edl.protocol.assignment import Verdict
+from edl.protocol.assignment import RingKind, Verdict
 from edl.protocol.data_nouns import ITEMS, DataSpec, ShardPart
 from edl.protocol.leader_messages import (
     AskCheckpoint,
@@ -25,7 +25,6 @@ from edl.protocol.leader_messages import (
     Scaling,
 )
 from edl.protocol.record import Identity, JobState, WorkerState
-from edl.protocol.ring_places import RingKind
 
 
 def running(np: int = 2, data: DataSpec = SPEC) -> Job:

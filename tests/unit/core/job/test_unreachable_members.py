@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from machine_job import LONG, Job
 
-from edl.core.job import unreachable_members as rule
+from edl.core.job import deadlines as rule
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_inputs import NotListening, TookOver
 from edl.core.job.leader_machine import JobMachine

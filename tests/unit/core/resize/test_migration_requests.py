@@ -10,8 +10,7 @@ from edl.core.job.leader_machine import new_record
 from edl.core.resize import host_migration
 from edl.protocol.job_policy import Replacing
 from edl.protocol.leader_messages import AskMigrate
-from edl.protocol.migration_record import Migration, Room
-from edl.protocol.record import DriverCount, Identity, Limits, Member, Record, WorkerState
+from edl.protocol.record import DriverCount, Identity, Limits, Member, Migration, Record, Room, WorkerState
 
 TRAINING = WorkerState.TRAINING
 

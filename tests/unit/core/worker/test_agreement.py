@@ -18,8 +18,7 @@ from edl.core.worker.agreement import (
     says,
 )
 from edl.errors import JobFailed, RingBroken
-from edl.protocol.assignment import Assignment
-from edl.protocol.ring_places import Place
+from edl.protocol.assignment import Assignment, Place
 
 
 def planned(after_step: int | None, newcomers: int = 0) -> Assignment:

@@ -37,9 +37,8 @@ from edl.core.worker.worker_inputs import (
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import TrainerState
 from edl.errors import InvalidTransition, RingBroken
-from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
+from edl.protocol.assignment import Assignment, Orders, Place, Summons, Verdict
 from edl.protocol.leader_messages import Phase
-from edl.protocol.ring_places import Place
 
 OFFER = 0x7F0000019C40
 

@@ -36,9 +36,8 @@ from edl.core.worker.worker_inputs import (
 )
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import TrainerState
-from edl.protocol.assignment import Assignment, Orders, Verdict
+from edl.protocol.assignment import Assignment, Orders, Place, Verdict
 from edl.protocol.checkpoint_record import Hold, Save
-from edl.protocol.ring_places import Place
 from edl.protocol.trainer_messages import CopiedPart
 
 STANDS = Save(1, 1, 3, part=0, parts=2, path="/d/j/0001-000001-000000000003", stands=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from edl.core.worker.compute_check import ComputeVerdict, PartDigests, Recomputed, recomputed, rounds, verdict
-from edl.protocol.virtual_parts import held_by
+from edl.protocol.data_nouns import held_by
 
 
 @pytest.mark.parametrize(("virtual", "size"), [(8, 3), (8, 2), (4, 4), (7, 3), (256, 200)])

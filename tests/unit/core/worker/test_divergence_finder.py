@@ -14,14 +14,15 @@ from edl.core.worker.divergence_finder import (
     Consequence,
     Difference,
     at_end,
+    causes,
     difference,
     ended_in,
     is_corrupt,
     is_proven,
     next_check,
     outcome,
+    told,
 )
-from edl.core.worker.divergence_words import causes, told
 from edl.core.worker.next_move import NEVER
 from edl.events import Kind
 from edl.protocol.divergence_report import Checking, Divergence, EndState, Fingerprint, OnDivergence, SameValue

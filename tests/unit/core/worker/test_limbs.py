@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from edl.core.worker import limb_votes
 from edl.core.worker.agreement import Vote
 from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.core.worker.limb_statuses import OTHER_DATA, combined
-from edl.core.worker.limb_votes import ELSEWHERE, Occasion, UpdateVote, row
+from edl.core.worker.limb_votes import ELSEWHERE, OTHER_DATA, Occasion, UpdateVote, combined, row
 from edl.core.worker.worker_inputs import (
     AbortRings,
     AdoptRing,
@@ -30,11 +29,10 @@ from edl.core.worker.worker_inputs import (
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import TrainerState
 from edl.errors import JobFailed
-from edl.protocol.assignment import Assignment, Orders, Share, Verdict
+from edl.protocol.assignment import Assignment, Orders, Place, Share, Verdict
 from edl.protocol.data_nouns import DataSpec, Lease, Range, Totals
 from edl.protocol.divergence_report import Fingerprint
 from edl.protocol.leader_messages import Phase, Void
-from edl.protocol.ring_places import Place
 from edl.protocol.trainer_messages import CopiedPart, TrainerStatus
 
 SPEC = DataSpec(total=80, epochs=1, batch=4)

@@ -26,9 +26,8 @@ from edl.core.worker.worker_inputs import (
 )
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import TrainerState
-from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
+from edl.protocol.assignment import Assignment, Orders, Place, Summons, Verdict
 from edl.protocol.leader_messages import Phase
-from edl.protocol.ring_places import Place
 
 NOW = Orders(1, 1, Verdict.STAY, "", 0, 0, 0, False, None, ())
 

@@ -18,13 +18,12 @@ from edl.core.worker.worker_states import TrainerState
 from edl.errors import RingBroken, UsageError
 from edl.protocol.assignment import Share
 from edl.protocol.data_nouns import DataSpec, Lease, Range, Totals
-from edl.trainer.arrays import Arrays
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.rates.rate_factors import FollowingRate
-from edl.trainer.rates.tuner import RateTuner
+from edl.trainer.learning_rates import FollowingRate, RateTuner
 from edl.trainer.registered_state import RegisteredState
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.value_tree import Arrays
 from edl.trainer.worker_shell import WorkerShell
 from edl.transport.shared_page import SharedPage
 

@@ -50,12 +50,11 @@ from edl.core.worker.worker_inputs import (
 from edl.core.worker.worker_machine import WorkerMachine
 from edl.core.worker.worker_states import LIVING, TRANSITIONS, StateChange, TrainerState, following
 from edl.errors import InvalidTransition
-from edl.protocol.assignment import Assignment, Orders, Share, Verdict
+from edl.protocol.assignment import Assignment, Orders, Place, Share, Verdict
 from edl.protocol.checkpoint_record import Origin
 from edl.protocol.data_nouns import DataSpec, Lease, Range, Totals
 from edl.protocol.divergence_report import Checking, Fingerprint
 from edl.protocol.leader_messages import Pause, Phase, ScriptPlace, Void
-from edl.protocol.ring_places import Place
 from edl.protocol.trainer_messages import TrainerStatus
 
 SPEC = DataSpec(total=80, epochs=1, batch=4)

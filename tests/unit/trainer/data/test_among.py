@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edl.errors import UsageError
-from edl.trainer.data.among import Among
+from edl.trainer.data.sample_ids import Among
 
 
 class Mesh:

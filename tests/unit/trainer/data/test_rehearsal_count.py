@@ -11,16 +11,15 @@ from typing import Any
 from edl.config import Settings
 from edl.core.worker.next_move import NEVER
 from edl.core.worker.worker_machine import WorkerMachine
-from edl.protocol.assignment import Assignment, Orders, Share, Verdict
+from edl.protocol.assignment import Assignment, Orders, Place, Share, Verdict
 from edl.protocol.data_nouns import Lease, Range, Totals
 from edl.protocol.divergence_report import Fingerprint
 from edl.protocol.leader_messages import Phase
-from edl.protocol.ring_places import Place
-from edl.trainer.arrays import Arrays
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.registered_state import RegisteredState
 from edl.trainer.trainer import Trainer
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.value_tree import Arrays
 from edl.trainer.worker_shell import WorkerShell
 from edl.transport.shared_page import SharedPage
 

@@ -11,8 +11,7 @@ from edl.core.worker.next_move import NEVER
 from edl.core.worker.worker_inputs import RatesHold
 from edl.errors import RingBroken, UsageError
 from edl.protocol.data_nouns import DataSpec
-from edl.trainer.rates.factors import NoiseMeter, RateFactors
-from edl.trainer.rates.tuner import RateTuner
+from edl.trainer.learning_rates import NoiseMeter, RateFactors, RateTuner
 from edl.trainer.registered_state import RegisteredState
 
 SPEC = DataSpec(total=64, batch=8, shuffle=False, seed=0, epochs=2)

@@ -9,9 +9,8 @@ from published import JOBS_60, JOBS_195, TRACES, WORKLOAD, needs_published
 from small_traces import APPLICATIONS, ELASTICFLOW, PLAIN, POLLUX, THROUGHPUTS, TIRESIAS
 
 from edl.errors import ConfigError
-from edl.simulator.courses.course import Iterations
-from edl.simulator.courses.epochs import Epochs
-from edl.simulator.traces.trace_kinds import read_trace
+from edl.simulator.course import Epochs, Iterations
+from edl.simulator.trace_files import read_trace
 
 HEAD = "submitted,workers,duration"
 HEAD_POLLUX = "name,time,application,num_replicas,batch_size"

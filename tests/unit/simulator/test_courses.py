@@ -12,13 +12,11 @@ from simulated import conditions, job, run, trace
 from small_traces import APPLICATIONS, POLLUX
 
 from edl.cluster.views import Aim, Provenance
-from edl.simulator.courses.course import BatchSpan
-from edl.simulator.courses.epochs import Epochs, rotated
+from edl.simulator.course import BatchSpan, Epochs, rotated
 from edl.simulator.simulated_cluster import ClusterSimulation
 from edl.simulator.simulated_fitting import Fitted
 from edl.simulator.trace import TraceJob, TrueSpeed
-from edl.simulator.traces.pollux_trace import read_application
-from edl.simulator.traces.trace_kinds import read_trace
+from edl.simulator.trace_files import read_application, read_trace
 
 VISION = read_application(APPLICATIONS / "vision").course
 YOLO = read_application(APPLICATIONS / "yolov3").course

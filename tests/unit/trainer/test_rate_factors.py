@@ -12,7 +12,7 @@ from edl.errors import UsageError
 from edl.policy.learning import Knee, Warmup
 from edl.protocol.data_nouns import DataSpec
 from edl.torch.optimizer import _rates_times
-from edl.trainer.rates.rate_factors import FollowingRate, ScheduledRate
+from edl.trainer.learning_rates import FollowingRate, ScheduledRate
 
 
 def test_the_first_factor_is_there_at_once() -> None:

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from edl.errors import UsageError
-from edl.protocol.ring_places import Place
-from edl.trainer.rates.rate_factors import ScheduledRate
-from edl.trainer.rates.tuner import RateTuner, of_all
+from edl.protocol.assignment import Place
+from edl.trainer.learning_rates import RateTuner, ScheduledRate, of_all
 
 
 class FakeRing:

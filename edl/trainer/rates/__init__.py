@@ -1,1 +1,0 @@
-"""Learning rates of a job whose batch changes."""
