@@ -17,8 +17,8 @@ from edl.core.job import deadlines, lead_times, leader_inputs, local_ranks, obse
 from edl.core.job import leader_machine as job
 from edl.core.job import leader_state as working
 from edl.core.switch import next_generation
-from edl.core.worker import next_move as seat
 from edl.core.worker import model_state, observed_trainer, worker_machine
+from edl.core.worker import next_move as seat
 from edl.protocol.assignment import Verdict
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.leader_messages import Register
