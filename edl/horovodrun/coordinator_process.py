@@ -32,7 +32,7 @@ from edl.host.network import address_of
 from edl.launch.job_coordinator import launched_coordinator
 from edl.launch.job_records import OVER, Folder, LaunchRecord, claim, launch_record
 from edl.launch.status_poller import JobWatch
-from edl.launch.supervisor_inputs import JobSeen
+from edl.launch.supervisor import JobSeen
 from edl.outside.job_client import JobClient
 from edl.protocol import node_paths
 

@@ -40,7 +40,7 @@ from edl.coordination.local_coordinator import (
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.errors import ConfigError
-from edl.launch.supervisor_inputs import EndTimeouts
+from edl.launch.supervisor import EndTimeouts
 
 PYTHON = (3, 11)  # what scripts/setup makes, with Horovod
 PYTHONS = (PYTHON, (3, 12), (3, 13))  # what was tried

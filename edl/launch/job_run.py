@@ -29,7 +29,7 @@ from edl.launch.job_records import Folder, LaunchRecord, claim, renew
 from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, Again, Enough, LaunchVerdict, LifeEnd, RestartRule
 from edl.launch.local_launch import PRINT_TIMEOUT_S, Launch, Outcome
 from edl.launch.orphan_reaper import OrphanReaper
-from edl.launch.supervisor_inputs import OwnChoice
+from edl.launch.supervisor import OwnChoice
 from edl.launch.worker_output import OutputFile, Printer
 from edl.protocol.record import JobState, Status
 

@@ -38,8 +38,8 @@ from edl.launch.job_processes import MARK, end_marked, wait_marked_gone
 from edl.launch.job_records import OVER, Folder, LaunchRecord
 from edl.launch.life_outcome import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.launch.status_poller import JobWatch
-from edl.launch.supervisor import RUNNING, Stage, Supervisor
-from edl.launch.supervisor_inputs import (
+from edl.launch.supervisor import (
+    RUNNING,
     TELL_GRACE_S,
     AskedToGo,
     AskForLastWord,
@@ -57,8 +57,10 @@ from edl.launch.supervisor_inputs import (
     Looked,
     OwnChoice,
     PreemptJob,
+    Stage,
     StartWorkers,
     StopJob,
+    Supervisor,
     WorkerExited,
     WorkerStarted,
 )

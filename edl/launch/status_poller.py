@@ -22,7 +22,7 @@ from edl.errors import EdlError
 from edl.events import Event, Kind
 from edl.host.network import is_this_host
 from edl.launch.job_records import OVER, Folder
-from edl.launch.supervisor_inputs import JobSeen
+from edl.launch.supervisor import JobSeen
 from edl.protocol.record import Status, WorkerState
 
 LEAST_S: Final = 1.0

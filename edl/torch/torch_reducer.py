@@ -40,9 +40,9 @@ from edl.torch.sharded import is_sharded, local_of
 from edl.torch.tensor_ring import TensorRing, check_kind
 from edl.torch.within_worker import average_within
 from edl.trainer.framework_port import StepPort
-from edl.trainer.skipped_update import CUT
 from edl.trainer.updates_due import UpdatesDue
 from edl.trainer.virtual_steps import TAKE_PARTS
+from edl.trainer.void_batches import CUT
 
 
 class Manner(NamedTuple):

@@ -29,7 +29,7 @@ from edl.trainer.reported_metrics import FigureSender
 from edl.trainer.sample_source import END_IT, SampleSource
 from edl.trainer.script_position import LastStep, ScriptStanding
 from edl.trainer.shared_evaluation import Results, SharedEvaluation, Work
-from edl.trainer.skipped_update import CUT, UpdateCheck
+from edl.trainer.void_batches import CUT, UpdateCheck
 from edl.trainer.worker_shell import WorkerShell
 
 logger = logging.getLogger("edl")

@@ -1,7 +1,7 @@
 """The mini-batches in which a script makes updates: those due follow from the updates in the present ring.
 
 Owns: that rule. Does not own: what an update is (the adapters), nor what follows where one is missing
-(`edl.trainer.skipped_update`).
+(`edl.trainer.void_batches`).
 
 An update is due in each mini-batch once there was one in each of eight in a row, the first of this ring: workers whose
 scripts do the same expect the same. Of a script that adds gradients up over mini-batches nothing is expected: what one

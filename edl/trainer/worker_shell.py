@@ -81,7 +81,7 @@ from edl.trainer.ring_builder import RingBuilder, RingSwitch, failed_by
 from edl.trainer.ring_waits import RingWaits
 from edl.trainer.snapshot_writer import SnapshotWriter
 from edl.trainer.state_handoff import StateHandoff, StateSource
-from edl.trainer.step_undo import StepUndo
+from edl.trainer.void_batches import StepUndo
 from edl.transport.shared_page import SharedPage
 
 logger = logging.getLogger("edl")

@@ -11,8 +11,7 @@ import time
 import pytest
 from pace import patient
 
-from edl.launch.supervisor import NEVER_JOINED
-from edl.launch.supervisor_inputs import END_GRACE_S
+from edl.launch.supervisor import END_GRACE_S, NEVER_JOINED
 
 pytestmark = pytest.mark.integration
 

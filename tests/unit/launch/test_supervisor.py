@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from edl.cluster.queue.end_causes import DIVERGED, REFUSED, STOPPED, describe_exit
 from edl.errors import InvalidTransition
 from edl.launch.life_outcome import CRASHED, KILLED, LOST, SPENT, LaunchVerdict
-from edl.launch.supervisor import Stage, Supervisor
-from edl.launch.supervisor_inputs import (
+from edl.launch.supervisor import (
     END_GRACE_S,
     KILL_GRACE_S,
     TELL_GRACE_S,
@@ -30,8 +29,10 @@ from edl.launch.supervisor_inputs import (
     Looked,
     OwnChoice,
     PreemptJob,
+    Stage,
     StartWorkers,
     StopJob,
+    Supervisor,
     WorkerExited,
     WorkerStarted,
 )

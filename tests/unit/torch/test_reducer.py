@@ -14,8 +14,8 @@ from edl.collectives.ring_port import GradientWeight
 from edl.errors import RingBroken, UsageError
 from edl.torch.backward import Backward
 from edl.torch.torch_reducer import Manner, Reducer
-from edl.trainer.skipped_update import CUT
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.void_batches import CUT
 
 WAYS = ["averaged", "paused", "passes"]
 DROPS = ["optimizer", "none", "zeros"]

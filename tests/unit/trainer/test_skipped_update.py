@@ -11,8 +11,8 @@ import pytest
 
 from edl.core.worker.next_move import NEVER
 from edl.errors import RingBroken, UsageError
-from edl.trainer.skipped_update import SKIPPED, UpdateCheck
 from edl.trainer.updates_due import UpdatesDue
+from edl.trainer.void_batches import SKIPPED, UpdateCheck
 
 LONG_S = 1000.0
 

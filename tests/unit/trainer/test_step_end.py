@@ -17,10 +17,10 @@ from edl.trainer.first_state import FirstState
 from edl.trainer.registered_state import STANDING, RegisteredState
 from edl.trainer.reported_metrics import FigureSender
 from edl.trainer.sample_source import SampleSource
-from edl.trainer.skipped_update import CUT
 from edl.trainer.step_end import BatchEnds
 from edl.trainer.updates_due import UpdatesDue
 from edl.trainer.value_tree import Arrays
+from edl.trainer.void_batches import CUT
 
 STEP, EPOCH, PEERS_STEP = 7, 2, 8
 
