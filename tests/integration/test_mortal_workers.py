@@ -137,8 +137,9 @@ def test_the_last_step_of_all_may_be_hit(edl, tmp_path, moment):
     job.expect_exactly_once()
     ends = [event["reason"] for event in events if event["kind"] == "job_failed"]
     anew = any(event["kind"] == "scaled" and event["forced"] for event in events)
-    assert anew or moment != "computing"
-    assert len(ends) == int(not anew) and all("did not come to the end of its script" in reason for reason in ends)
+    # A ring of two may also form only for one to get that step from the other: then none makes it anew.
+    assert (anew and not ends) if moment == "computing" else (len(ends) == 1 if not anew else len(ends) <= 1)
+    assert all("did not come to the end of its script" in reason for reason in ends)
 
 
 @pytest.mark.soak  # whom a switch waits for: tests/unit/core/switch/test_roll_call.py

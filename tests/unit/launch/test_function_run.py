@@ -20,15 +20,8 @@ from edl.config import TABLE
 from edl.errors import ConfigError, UsageError
 from edl.launch import function_files, function_worker
 from edl.launch.function_files import FunctionCall, Raised
-from edl.launch.function_run import (
-    NotebookView,
-    PlainView,
-    RunSettings,
-    TerminalView,
-    fitting_view,
-    keywords_of,
-    words_of,
-)
+from edl.launch.function_run import RunSettings, keywords_of
+from edl.launch.function_view import NotebookView, PlainView, TerminalView, fitting_view, words_of
 from edl.protocol.data_nouns import DataCounts, DataSpec
 from edl.protocol.record import JobState, Status
 
