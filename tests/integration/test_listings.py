@@ -123,12 +123,6 @@ def test_whole_scripts_of_the_pages_run(edl, tmp_path, page, number, code):
     run(edl, tmp_path, code)
 
 
-def test_the_script_that_came_from_torchrun_runs(edl, tmp_path):
-    *_, (_, shown) = [block for block in blocks(ROOT / "docs" / "from-torchrun.md") if block[0] == "diff"]
-    lines = [line[1:] for line in shown.splitlines() if not line.startswith("-")]
-    assert "3 epochs, loss" in run(edl, tmp_path, "\n".join(lines))
-
-
 def run(edl, folder: Path, code: str) -> str:
     script = folder / "train.py"
     script.write_text(code)
