@@ -32,7 +32,7 @@ def publish_saving(record: Record, now: float) -> None:
     """Publish the checkpoint that `record` saves; it is durable on return. A second call changes nothing. Raises
     CheckpointError.
     """
-    saving = record.saving
+    saving = record.checkpoints.saving
     assert saving is not None
     folder, name = placed(saving.path)
     by_worker = _by_worker(saving)
@@ -43,7 +43,7 @@ def publish_saving(record: Record, now: float) -> None:
     manifest = Manifest(
         job=record.job,
         life=name.life,
-        base=record.resumed.step if record.resumed is not None else 0,
+        base=record.checkpoints.resumed.step if record.checkpoints.resumed is not None else 0,
         step=saving.after_step,
         number=saving.number,
         generation=saving.generation,

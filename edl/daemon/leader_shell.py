@@ -199,7 +199,7 @@ class Leader:
             self._published = asyncio.Event()
 
     def _publish_saving(self, record: Record) -> None:
-        if record.saving is not None:
+        if record.checkpoints.saving is not None:
             self._publisher.publish(record)
 
     async def wait_at_rest(self) -> None:

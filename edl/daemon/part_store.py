@@ -141,7 +141,7 @@ class Publisher:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _publish(self, record: Record) -> None:
-        saving, loop = record.saving, asyncio.get_running_loop()
+        saving, loop = record.checkpoints.saving, asyncio.get_running_loop()
         assert saving is not None
         try:
             await loop.run_in_executor(self._thread, _publish, record, self._clock.wall())
@@ -164,5 +164,5 @@ def _publish(record: Record, now: float) -> None:
 def _remove_old(record: Record) -> None:
     from edl.checkpoints.publishing import remove_old
 
-    if record.saving is not None:
-        remove_old(record.saving, record.job_policy.checkpointing.keep)
+    if record.checkpoints.saving is not None:
+        remove_old(record.checkpoints.saving, record.job_policy.checkpointing.keep)

@@ -48,7 +48,7 @@ class PolicyRunner:
         self._put = put
         job_policy = machine.record.job_policy
         self._job_policy = job_policy
-        self.meter = Meter(machine.record.rates)
+        self.meter = Meter(machine.record.sizing.rates)
         self._engine: Engine | None = None
         self._paces = WorkerPaces()
         self._sheets = WorkerTimes()
@@ -126,7 +126,7 @@ class PolicyRunner:
             self._generation = record.generation
             self._sheets.begin()
             self._paces.forget()
-            if self.meter.rates != record.rates:
+            if self.meter.rates != record.sizing.rates:
                 await self._put(Measured(self.meter.rates))
         if machine.is_seen:
             self.meter.look(record.generation, len(record.roster), (at, newest, trained))
@@ -176,7 +176,7 @@ class PolicyRunner:
             case "off":
                 return None
             case "share":
-                return self._paces.uneven(self._machine.record.shares, self._dealt)
+                return self._paces.uneven(self._machine.record.sizing.shares, self._dealt)
             case _:
                 return self._paces.verdict()
 
@@ -190,7 +190,9 @@ class PolicyRunner:
         """Tell whether no change is under way, or expected."""
         record = self._machine.record
         trains = all(member.state is WorkerState.TRAINING for member in record.members)
-        return trains and record.plan is None and len(staying(record)) == record.target and record.replacing is None
+        return (
+            trains and record.plan is None and len(staying(record)) == record.target and record.sizing.replacing is None
+        )
 
     # ----------------------------------------------------------------------------------------------- what is seen
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -236,6 +236,47 @@ class DriverCount(msgspec.Struct, frozen=True):
         return self.answered < self.begun
 
 
+class CheckpointRecord(msgspec.Struct, frozen=True):
+    """What the leaders have decided about checkpoints, and about the end of a job that is to go."""
+
+    saving: Saving | None = None  # at most one at a time
+    saves: int = 0  # number of savings ever begun
+    saved: Saved | None = None  # the newest durable checkpoint
+    save_costs: tuple[Cost, ...] = ()  # costs of the newest checkpoints, oldest first
+    save_failure: SavingFailure | None = None  # None: no saving was given up since the newest durable checkpoint
+    save_requests: tuple[SaveRequest, ...] = ()  # the newest, oldest first
+    save_wanted: int = 0  # the newest step at which a script has asked for a checkpoint that no saving serves yet
+    remnants: tuple[Remnant, ...] = ()  # of workers lost since, that may hold what no worker has
+    preemption: Preemption | None = None
+    resumed: Resumed | None = None  # the checkpoint that this life of the job resumed from
+
+
+class SizingRecord(msgspec.Struct, frozen=True):
+    """What people, the job's policy and horovodrun's driver have asked of its size and its batch."""
+
+    taken: tuple[Taken, ...] = ()  # the newest requests for another size, oldest first
+    driver: DriverCount | None = None  # None: no elastic horovodrun has started the job
+    rates: tuple[Rate, ...] = ()  # the measured rate of each size, smallest size first
+    ruling: str = ""  # the newest reason for the present or the wanted size
+    replacing: Replacing | None = None
+    rebatch: Rebatch | None = None
+    rebatches: int = 0  # number of rebatches ever begun
+    shares: dict[str, float] = {}  # shares of the batch, by worker, in any unit; 1.0 for workers that are not named
+    asked_batch: int = 0  # samples a step, of all workers, that people asked for since; 0: as `job_policy` says
+
+
+class EndingRecord(msgspec.Struct, frozen=True):
+    """How scripts have ended, and where workers have differed."""
+
+    # generation and step of the newest divergence reported, and whether it persisted
+    diverged: tuple[int, int, bool] = (0, 0, False)
+    differed: str = ""  # the words that people were told about the first divergence
+    finals: tuple[EndState, ...] = ()  # states in which the scripts of workers have ended; a single one, but for faults
+    alone: tuple[str, ...] = ()  # workers that ended with a step which others made anew, as a member was lost in it
+    unended: str = ""  # a lost worker, and why: no ring without it has had data to train on since
+    failed_by: FailedBy = FailedBy.FAULT  # of a job that has failed
+
+
 class Record(msgspec.Struct, frozen=True):
     """The complete decisions of a job's leaders so far."""
 
@@ -257,53 +298,50 @@ class Record(msgspec.Struct, frozen=True):
     started: float
     gone: tuple[Gone, ...] = ()  # the newest ones: they may not know yet, and an id is never used twice
     awaited: int = 0  # `arrivals` once all workers have come that were asked for
-    taken: tuple[Taken, ...] = ()  # the newest requests for another size, oldest first
-    driver: DriverCount | None = None  # None: no elastic horovodrun has started the job
     job_policy: JobPolicy = JobPolicy()  # how its size is chosen, if people do not choose it
-    rates: tuple[Rate, ...] = ()  # the measured rate of each size, smallest size first
-    ruling: str = ""  # the newest reason for the present or the wanted size
-    replacing: Replacing | None = None
-    rebatch: Rebatch | None = None
-    rebatches: int = 0  # number of rebatches ever begun
-    # generation and step of the newest divergence reported, and whether it persisted
-    diverged: tuple[int, int, bool] = (0, 0, False)
-    differed: str = ""  # the words that people were told about the first divergence
-    finals: tuple[EndState, ...] = ()  # states in which the scripts of workers have ended; a single one, but for faults
-    alone: tuple[str, ...] = ()  # workers that ended with a step which others made anew, as a member was lost in it
-    shares: dict[str, float] = {}  # shares of the batch, by worker, in any unit; 1.0 for workers that are not named
     voided: dict[str, int] = {}  # by worker: the newest generation with an event about its void mini-batch
     keep_s: float = KEEP_S  # how long the job's nodes stay once it is over
     past: tuple[str, ...] = ()  # ids of the workers gone before those in `gone`, the newest
-    unended: str = ""  # a lost worker, and why: no ring without it has had data to train on since
     begun: bool = False  # a worker has been in a ring: newcomers boot alone from then on (I4)
     trials: Trials = Trials()
     roll_call: RollCall | None = None
     roll_calls: int = 0  # number of calls ever made
     ring: RingKind = RingKind.UNSAID  # kind of ring, as its first worker has told
     processes: int = 1  # of each worker, likewise
-    saving: Saving | None = None  # at most one at a time
-    saves: int = 0  # number of savings ever begun
-    saved: Saved | None = None  # the newest durable checkpoint
-    save_costs: tuple[Cost, ...] = ()  # costs of the newest checkpoints, oldest first
-    save_failure: SavingFailure | None = None  # None: no saving was given up since the newest durable checkpoint
     losses: int = 0  # workers that were ever lost
-    remnants: tuple[Remnant, ...] = ()  # of workers lost since, that may hold what no worker has
-    save_requests: tuple[SaveRequest, ...] = ()  # the newest, oldest first
-    save_wanted: int = 0  # the newest step at which a script has asked for a checkpoint that no saving serves yet
-    preemption: Preemption | None = None
-    resumed: Resumed | None = None  # the checkpoint that this life of the job resumed from
     migration: Migration | None = None
     migrations: int = 0  # number of migrations ever begun
     migrated: tuple[Migrated, ...] = ()  # the newest migrations that are over, oldest first
-    failed_by: FailedBy = FailedBy.FAULT  # of a job that has failed
-    asked_batch: int = 0  # samples a step, of all workers, that people asked for since; 0: as `job_policy` says
+    ending: EndingRecord = EndingRecord()
+    sizing: SizingRecord = SizingRecord()
+    checkpoints: CheckpointRecord = CheckpointRecord()
     tally: Tally = Tally()
     bits: str = ""  # what the workers say of them, as `Status.bits`
 
     @property
     def held(self) -> tuple[Remnant, ...]:
         """Return all remnants whose daemons are to hold them: those that may be needed, and those that save the job."""
-        return self.remnants if self.saving is None else (*self.remnants, *self.saving.remnants)
+        return (
+            self.checkpoints.remnants
+            if self.checkpoints.saving is None
+            else (*self.checkpoints.remnants, *self.checkpoints.saving.remnants)
+        )
+
+
+PART_OF: Final = {
+    field: part
+    for part, kind in (("ending", EndingRecord), ("sizing", SizingRecord), ("checkpoints", CheckpointRecord))
+    for field in kind.__struct_fields__
+}
+
+
+def changed(record: Record, **changes: Any) -> Record:
+    """Return the record with other values of fields of its own, or of its parts."""
+    own = {field: value for field, value in changes.items() if field not in PART_OF}
+    for part in {PART_OF[field]: None for field in changes if field in PART_OF}:
+        of_part = {field: value for field, value in changes.items() if PART_OF.get(field) == part}
+        own[part] = msgspec.structs.replace(getattr(record, part), **of_part)
+    return msgspec.structs.replace(record, **own)
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ class EndChecks:
 
     def _has_to_go(self, record: Record) -> None:
         """A job goes only where it was asked to, and says what is saved."""
-        if record.preemption is None:
+        if record.checkpoints.preemption is None:
             self._violated("I16", "the job is preempted, and it was not asked to go")
         if " is saved: " in record.reason and not is_saved(record):
             told = record.reason

@@ -173,12 +173,16 @@ class Savings:
 
     def publish(self, leader: SimLeader, record: Record) -> None:
         """Write the manifest, beside all else. If the leader dies, it may be written or not."""
-        assert record.saving is not None
+        assert record.checkpoints.saving is not None
         if leader.term == self.job.term and self.job.durable is not record:
-            self.job.checks.violated("I9", f"saving {record.saving.number} is to be published, and that is not durable")
+            self.job.checks.violated(
+                "I9", f"saving {record.checkpoints.saving.number} is to be published, and that is not durable"
+            )
         self.job.happens(Moment.PUBLISHING)
         fails, lost = self._chance(PUBLISH_FAILS), self._chance(PUBLISH_LOST)
-        self.job.after(PUBLISH_S * self._random.random(), self._published, leader, record.saving, fails, lost)
+        self.job.after(
+            PUBLISH_S * self._random.random(), self._published, leader, record.checkpoints.saving, fails, lost
+        )
 
     def _published(self, leader: SimLeader, saving: Saving, fails: bool, lost: bool) -> None:
         if not leader.alive and self._random.random() < 0.5:

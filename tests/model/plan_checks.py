@@ -108,7 +108,7 @@ class PlanChecks:
 
     def _note_plan(self, before: Record, record: Record, plan: Plan) -> None:
         """Note newcomers for which samples must be left, as all have told in time how far they have read."""
-        in_time = before.rebatch is None or record.rebatch is not None
+        in_time = before.sizing.rebatch is None or record.sizing.rebatch is not None
         newcomers = set(plan.roster) - set(record.roster)
         cut = plan.ledger is not None or self._job.spec is None  # else it takes another's place, after the same step
         in_time = in_time and not self._is_told_late(record)
@@ -119,10 +119,12 @@ class PlanChecks:
         """Tell whether a worker of several processes has heard of the mark too late to keep to it: until all of them
         have, it may read all that it holds.
         """
-        if record.rebatch is None:
+        if record.sizing.rebatch is None:
             return False
         told = (self._job.workers[worker].machine.supply.marked for worker in record.roster)
-        return any(number == record.rebatch.number and step > record.rebatch.mark + SOON for number, step in told)
+        return any(
+            number == record.sizing.rebatch.number and step > record.sizing.rebatch.mark + SOON for number, step in told
+        )
 
     def newcomers_take_part(self, ring: int, members: list[SimWorker], step: int) -> None:
         """Check that newcomers train from their first step, where enough samples for all are left that no pipeline has
@@ -168,7 +170,7 @@ class PlanChecks:
 
     def _respects_limits(self, record: Record, roster: tuple[str, ...]) -> None:
         minimum, maximum = record.limits.minimum, record.limits.maximum
-        if record.preemption is not None or self._all_is_trained(record):
+        if record.checkpoints.preemption is not None or self._all_is_trained(record):
             minimum = 1  # those that are left save it, or only come to the ends of their scripts
         if len(roster) < minimum or (maximum and len(roster) > maximum):
             self._violated("limits", f"{roster} is not {minimum} to {maximum or 'any number of'} workers")

@@ -52,12 +52,16 @@ def due(before: Record, record: Record) -> Collection[Kind]:
         found.append(Kind.SWITCH_SCHEDULED)
     if record.arrivals != before.arrivals:
         found.append(Kind.WORKER_JOINING)
-    if record.preemption is not None and before.preemption is None:
+    if record.checkpoints.preemption is not None and before.checkpoints.preemption is None:
         found.append(Kind.PREEMPT_ASKED)
-    if record.saves > before.saves:
+    if record.checkpoints.saves > before.checkpoints.saves:
         found.append(Kind.CHECKPOINT_BEGUN)
-    if before.saving is not None and (record.saving is None or record.saving.number != before.saving.number):
-        durable = record.saved is not None and record.saved.number == before.saving.number
+    if before.checkpoints.saving is not None and (
+        record.checkpoints.saving is None or record.checkpoints.saving.number != before.checkpoints.saving.number
+    ):
+        durable = (
+            record.checkpoints.saved is not None and record.checkpoints.saved.number == before.checkpoints.saving.number
+        )
         found.append(Kind.CHECKPOINT_DURABLE if durable else Kind.CHECKPOINT_FAILED)
     if record.migrations > before.migrations:
         found.append(Kind.MIGRATING)

@@ -85,24 +85,29 @@ class SavingChecks:
 
     def durable(self, before: Record, record: Record) -> None:
         gives_up = record.state is JobState.FAILED is not before.state and record.reason.startswith(NONE_HAS_IT)
-        whole = whole_worker(before.remnants, self._job.processes) if gives_up else ()
-        if whole and (record.saved is None or whole[0].step > record.saved.step):
+        whole = whole_worker(before.checkpoints.remnants, self._job.processes) if gives_up else ()
+        if whole and (record.checkpoints.saved is None or whole[0].step > record.checkpoints.saved.step):
             self._violated(f"the job ends, and what is left of its workers holds step {whole[0].step}: {whole}")
-        if record.saving is not None and self._job.now > self._bound(record.saving.number):
-            self._job.checks.violated("I12", f"saving {record.saving.number} is neither durable nor given up")
-        if record.save_requests != before.save_requests:
+        if record.checkpoints.saving is not None and self._job.now > self._bound(record.checkpoints.saving.number):
+            self._job.checks.violated(
+                "I12", f"saving {record.checkpoints.saving.number} is neither durable nor given up"
+            )
+        if record.checkpoints.save_requests != before.checkpoints.save_requests:
             self._are_asked_for(record)
-        if record.saving is before.saving and record.saved is before.saved:
+        if (
+            record.checkpoints.saving is before.checkpoints.saving
+            and record.checkpoints.saved is before.checkpoints.saved
+        ):
             return
-        old, new = before.saving, record.saving
+        old, new = before.checkpoints.saving, record.checkpoints.saving
         if new is not None and (old is None or old.number != new.number):
             self._is_announced(before, record, new)
-        if record.saved is not None and record.saved != before.saved:
+        if record.checkpoints.saved is not None and record.checkpoints.saved != before.checkpoints.saved:
             self._is_durable(record)
 
     def _are_asked_for(self, record: Record) -> None:
         """However many workers ask at a step, and however often, it is one request."""
-        asked = [one.request for one in record.save_requests]
+        asked = [one.request for one in record.checkpoints.save_requests]
         steps = {f"{OF_SCRIPTS}{step}" for step in self._job.savings.wishes}
         if len(asked) != len(set(asked)) or not {one for one in asked if one.startswith(OF_SCRIPTS)} <= steps:
             self._violated(f"requests for checkpoints are taken twice, or were never made: {asked}")
@@ -116,7 +121,7 @@ class SavingChecks:
         """Check a job that ended unsaved, as nothing was new: no worker that could report had made more steps."""
         if " is saved: " in record.reason or "could not be saved" in record.reason:
             return
-        saved = record.saved.step if record.saved is not None else 0
+        saved = record.checkpoints.saved.step if record.checkpoints.saved is not None else 0
         here = (self._job.workers[worker] for worker in record.roster)
         able = (one for one in here if one.alive and not (one.stalled or one.cut_off or one.deaf_until))
         if behind := {one.id: step for one in able if (step := self._steps_when_asked.get(one.id, 0)) > saved}:
@@ -124,7 +129,9 @@ class SavingChecks:
 
     def has_answered(self, request: str) -> bool:
         """The record says what has come of it."""
-        return any(one.request == request and (one.path or one.failure) for one in self._job.durable.save_requests)
+        return any(
+            one.request == request and (one.path or one.failure) for one in self._job.durable.checkpoints.save_requests
+        )
 
     def told(self, told: Iterable[Tell]) -> None:
         """Events that go with a record. Where nothing goes wrong with anything, no saving fails but for a switch."""
@@ -142,8 +149,8 @@ class SavingChecks:
         return max(self.begun_at.get(number, self._job.now), self._job.calm_at) + BOUND_S
 
     def _is_announced(self, before: Record, record: Record, saving: Saving) -> None:
-        if saving.number != record.saves or saving.number in self._told:
-            self._violated(f"saving {saving.number} is announced, after {before.saves} others")
+        if saving.number != record.checkpoints.saves or saving.number in self._told:
+            self._violated(f"saving {saving.number} is announced, after {before.checkpoints.saves} others")
         if any(one.path == saving.path for one in self._told.values()):
             self._violated(f"{saving.path} is used twice")
         if saving.remnants:
@@ -157,7 +164,7 @@ class SavingChecks:
         self.begun_at[saving.number] = self._job.now
 
     def _is_durable(self, record: Record) -> None:
-        saved = record.saved
+        saved = record.checkpoints.saved
         assert saved is not None
         manifest = self._job.savings.store.manifests.get(saved.path)
         if manifest is None or (manifest.number, manifest.after_step) != (saved.number, saved.step):

@@ -303,11 +303,11 @@ class SimJob:
         before, self.durable = self.durable, record
         self.checks.durable(before, record)
         self.migrations.durable(before, record)
-        if before.rebatch is not None and record.rebatch is None and record.ledger is not before.ledger:
+        if before.sizing.rebatch is not None and record.sizing.rebatch is None and record.ledger is not before.ledger:
             self.cuts += record.plan is None
         if record.plan is not None and (before.plan is None or before.plan.generation != record.plan.generation):
             self.happens(Moment.SWITCHING, self.workers[self.random.choice(record.plan.roster)])
-        if record.saves > before.saves:
+        if record.checkpoints.saves > before.checkpoints.saves:
             self.happens(Moment.SAVING)
         self.daemons.durable(record)
         for member in record.members:

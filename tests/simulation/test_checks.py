@@ -302,7 +302,7 @@ class LeavesAtAMark(SimJob):
     def make_durable(self, record) -> None:
         before = self.durable
         super().make_durable(record)
-        if record.rebatch is not None and before.rebatch is None and not self.struck[SimFault.DEAFEN]:
+        if record.sizing.rebatch is not None and before.sizing.rebatch is None and not self.struck[SimFault.DEAFEN]:
             self.inflict(SimFault.DEAFEN)
             self.after(0.1, self.inflict, SimFault.LEAVE)
 

@@ -18,7 +18,7 @@ from edl.core.job.leader_machine import new_record
 from edl.core.job.observations import Observations
 from edl.horovodrun.proxy_machine import Freed, JobAtEnd, ProxyMachine, StartTrainer, TrainerEnded
 from edl.protocol.leader_messages import Observation, Phase, Word
-from edl.protocol.record import DriverCount, Identity, Member, WorkerState
+from edl.protocol.record import DriverCount, Identity, Member, WorkerState, changed
 
 SEEDS = 400
 ANSWERS_TURNS, ENDING_TURNS, EMPTY_TURNS = 8, 16, 24
@@ -127,7 +127,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.driver = Driver({"a": 2, "b": self.dice.randint(1, 2)})
-        self.record = msgspec.structs.replace(new_record("j", 0.0), driver=DriverCount(), target=len(self.driver.slots))
+        self.record = changed(new_record("j", 0.0), driver=DriverCount(), target=len(self.driver.slots))
         self.seen = Observations()
         self.stand_ins: list[StandIn] = []
         self.number, self.clock = 0, 0.0
@@ -138,8 +138,8 @@ class World:
 
     @property
     def count(self) -> DriverCount:
-        assert self.record.driver is not None
-        return self.record.driver
+        assert self.record.sizing.driver is not None
+        return self.record.sizing.driver
 
     # ------------------------------------------------------------------------------------------------- what happens
 
@@ -167,7 +167,7 @@ class World:
         gone = next((member for member in self.record.members if member.identity.id == worker), None)
         if gone is None:
             return
-        driver = horovod_counts.lost(self.record.driver, gone.identity) if missed else self.record.driver
+        driver = horovod_counts.lost(self.record.sizing.driver, gone.identity) if missed else self.record.sizing.driver
         self.calm = 0
         self.change(members=tuple(m for m in self.record.members if m is not gone), driver=driver)
         self.seen.forget(worker)
@@ -224,11 +224,11 @@ class World:
                 one.post.handle(TrainerEnded(0), 0.0)
 
     def change(self, **changes: object) -> None:
-        self.record = msgspec.structs.replace(self.record, **changes)
+        self.record = changed(self.record, **changes)
 
     def order(self, one: StandIn) -> None:
         here = any(member.identity.id == one.worker for member in self.record.members)
-        if here and (number := horovod_counts.asked_of(self.record.driver, one.worker)):
+        if here and (number := horovod_counts.asked_of(self.record.sizing.driver, one.worker)):
             one.ask(number, self.driver)
 
     def look(self, one: StandIn) -> None:

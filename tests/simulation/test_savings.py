@@ -57,15 +57,15 @@ def test_where_nothing_goes_wrong_each_saving_is_durable_and_the_next_comes_in_t
     job = Calm(DATA, seed=seed, workers=workers, checkpointing=Checkpointing("memory:", every_s=every_s, last=True))
     job.run()
     checks = job.checks.savings
-    numbers = list(range(1, job.durable.saves + 1))
+    numbers = list(range(1, job.durable.checkpoints.saves + 1))
     assert list(checks.durable_at) == list(checks.begun_at) == numbers, job.story("one has failed")
     took = [checks.durable_at[number] - checks.begun_at[number] for number in numbers]
     assert max(took[:-1]) < 0.25
     assert took[-1] < 0.6  # the last one is announced early
     gaps = [after - before for before, after in pairwise(list(checks.begun_at.values())[:-1])]
     assert all(every_s - 0.02 <= gap < every_s + 0.25 for gap in gaps), gaps  # as seen by writes, which take time
-    assert job.durable.saved is not None
-    assert job.durable.saved.step == job.checks.steps  # the last one, of the last step
+    assert job.durable.checkpoints.saved is not None
+    assert job.durable.checkpoints.saved.step == job.checks.steps  # the last one, of the last step
     assert job.durable.state is JobState.FINISHED
 
 
@@ -75,8 +75,8 @@ GOES_S = 1.0  # to see that workers stand, to try it again where one is at its u
 def gone(job: SimJob) -> int:
     """The step that it is saved after."""
     assert job.durable.state is JobState.PREEMPTED, job.story("not preempted")
-    assert job.durable.saved is not None, job.story("not saved")
-    return job.durable.saved.step
+    assert job.durable.checkpoints.saved is not None, job.story("not saved")
+    return job.durable.checkpoints.saved.step
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -139,14 +139,14 @@ def test_a_job_that_chooses_how_often_follows_its_choice(seed: int) -> None:
     assert begun[0] >= 0.1
     assert len(gaps) >= 3
     assert all(0.1 <= gap < 0.7 for gap in gaps), gaps
-    assert len(job.durable.save_costs) == min(COSTS_KEPT, len(begun))
+    assert len(job.durable.checkpoints.save_costs) == min(COSTS_KEPT, len(begun))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_job_that_is_not_to_be_saved_is_not(seed: int) -> None:
     job = Calm(DATA, seed=seed, workers=2, checkpointing=Checkpointing("memory:"))
     job.run()
-    assert not job.durable.saves
+    assert not job.durable.checkpoints.saves
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -159,8 +159,10 @@ def test_requests_are_answered_whatever_the_leaders_do(seed: int) -> None:
         [Planned(SimFault.CRASH_LEADER, moments[seed % 4], 1), Planned(SimFault.CHANGE_LEADER, moments[seed % 4], 2)]
     )
     job.run()
-    assert all(one.path or one.failure for one in job.durable.save_requests), job.durable.save_requests
-    assert {one.request for one in job.durable.save_requests} == {"r0", "r1", "r2"}
+    assert all(one.path or one.failure for one in job.durable.checkpoints.save_requests), (
+        job.durable.checkpoints.save_requests
+    )
+    assert {one.request for one in job.durable.checkpoints.save_requests} == {"r0", "r1", "r2"}
     assert newest(job.savings.store) is not None
 
 
@@ -198,7 +200,7 @@ def test_a_saving_never_holds_up_the_end_of_a_job(seed: int) -> None:
         job = Stuck(DATA, seed=seed, workers=2, checkpointing=Checkpointing("memory:", every_s=0.1, last=last))
         job.run()
         assert job.durable.state is JobState.FINISHED, job.story("not finished")
-        assert not job.durable.saved
+        assert not job.durable.checkpoints.saved
 
 
 @pytest.mark.parametrize("on_all", [False, True])
@@ -210,7 +212,7 @@ def test_what_scripts_ask_for_is_saved_at_once_and_once(seed: int, on_all: bool)
     steps = sorted(saving.after_step for saving in job.savings.store.manifests.values())
     assert len(steps) == 2
     assert 30 <= steps[0] <= 45 and 90 <= steps[1] <= 105, steps  # as soon as the word can reach all
-    assert [one.step for one in job.durable.save_requests] == steps
+    assert [one.step for one in job.durable.checkpoints.save_requests] == steps
 
 
 # With less data the jobs of the later seeds end while a word of publishing is awaited, or before the next try is due.
@@ -224,6 +226,8 @@ def test_what_scripts_ask_for_is_answered_whatever_the_leaders_do(seed: int) -> 
         [Planned(SimFault.CRASH_LEADER, moments[seed % 4], 1), Planned(SimFault.RENEW_DAEMON, moments[seed % 4], 2)]
     )
     job.run()
-    assert all(one.path or one.failure for one in job.durable.save_requests), job.durable.save_requests
-    assert len(job.durable.save_requests) < 20  # those that wait are served by one
+    assert all(one.path or one.failure for one in job.durable.checkpoints.save_requests), (
+        job.durable.checkpoints.save_requests
+    )
+    assert len(job.durable.checkpoints.save_requests) < 20  # those that wait are served by one
     assert any(saving.after_step >= 59 for saving in job.savings.store.manifests.values()), job.story("not saved")

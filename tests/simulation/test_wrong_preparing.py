@@ -290,7 +290,7 @@ def test_a_word_that_comes_too_late_for_all_costs_no_step(seed: int, sends: floa
     job.run()
     count = job.checks.writing.count
     assert not job.late_words, job.story("no word was late")
-    assert count("switch_put_off") == (not job.durable.rebatches), job.story("it was not put off")
+    assert count("switch_put_off") == (not job.durable.sizing.rebatches), job.story("it was not put off")
     assert not count("batch_voided"), job.story("a mini-batch was void")
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
     assert len(job.durable.roster) == 3

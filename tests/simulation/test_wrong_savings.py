@@ -86,7 +86,7 @@ def publishes_before_all_parts_are_durable(patch: Patch) -> None:
 
     def follows(self):
         follow(self)
-        saving = self._working.record.saving
+        saving = self._working.record.checkpoints.saving
         if saving is not None and not saving.complete and len(self._stored) >= len(saving.roster) - 1:
             self._stored = {worker: self._stored.get(worker, PartInfo(())) for worker in saving.roster}
             follow(self)
@@ -103,7 +103,7 @@ def publishes_what_is_not_on_record(patch: Patch) -> None:
 
     def at_once(self, happened):
         instructions = [one for one in handle(self, happened) if not isinstance(one, WriteManifest)]
-        saving = happened.record.saving if isinstance(happened, BatchDecided) else None
+        saving = happened.record.checkpoints.saving if isinstance(happened, BatchDecided) else None
         is_due = saving is not None and saving.number == happened.publishes
         return [WriteManifest(happened.record), *instructions] if is_due else instructions
 
@@ -115,7 +115,11 @@ def begins_another_one_beside(patch: Patch) -> None:
 
     def follows(self):
         follow(self)
-        if self._working.record.saving is not None and self._why() is not None and self._can_begin(stands=False):
+        if (
+            self._working.record.checkpoints.saving is not None
+            and self._why() is not None
+            and self._can_begin(stands=False)
+        ):
             self._begin_if_due()
 
     patch.setattr(Checkpoints, "follow", follows)
@@ -160,7 +164,7 @@ def forgets_what_the_leader_before_has_announced(patch: Patch) -> None:
     follow = Checkpoints.follow
 
     def follows(self):
-        saving = self._working.record.saving
+        saving = self._working.record.checkpoints.saving
         if saving is not None and saving.number != self._known:
             self._working.change(saving=None)
         follow(self)

@@ -401,7 +401,7 @@ class Player:
     def _stored(self, given: Command) -> Iterable[Input]:
         failure = given.word(1) if given.name == "not_stored" else ""
         given.end(2 if failure else 1)
-        number = self._machine.record.saves
+        number = self._machine.record.checkpoints.saves
         for worker in _names(given.word(0)):
             last = self._reports[worker]
             if failure:
@@ -412,7 +412,7 @@ class Player:
             yield Reported(worker, seen)
 
     def _published(self, given: Command) -> Input:
-        number = self._machine.record.saves
+        number = self._machine.record.checkpoints.saves
         failed = given.name == "unpublished"
         given.end(1 if failed else 0)
         return PublishingFailed(number, given.word(0)) if failed else SavingPublished(number)

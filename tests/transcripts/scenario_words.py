@@ -12,7 +12,7 @@ from edl.core.job.orders import OrderBook
 from edl.protocol.assignment import Orders, Summons, Verdict
 from edl.protocol.checkpoint_record import Saved, SaveRequest, Saving
 from edl.protocol.data_nouns import LedgerSnapshot
-from edl.protocol.record import Migrated, Migration, Plan, Record, RollCall, Room, Trials
+from edl.protocol.record import PART_OF, Migrated, Migration, Plan, Record, RollCall, Room, Trials
 
 # --------------------------------------------------------------------------------------------------------- the record
 
@@ -31,11 +31,21 @@ SILENT: Final = frozenset(
 def changes(before: Record, after: Record) -> list[str]:
     """Each change of the record in a line."""
     lines = [*_members(before, after)]
-    for name in after.__struct_fields__:
-        old, new = getattr(before, name), getattr(after, name)
+    was, now = _fields(before), _fields(after)
+    for name, new in now.items():
+        old = was[name]
         if old != new and name not in SILENT and name != "members":
             lines += _SHOWN.get(name, _plainly)(name, old, new, after)
     return [line for line in lines if line]
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    """Return all fields, those of its parts too."""
+    fields: dict[str, Any] = {}
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        fields |= msgspec.structs.asdict(value) if name in PART_OF.values() else {name: value}
+    return fields
 
 
 def _members(before: Record, after: Record) -> Iterable[str]:
@@ -159,7 +169,9 @@ def _taken(name: str, old: object, new: Any, after: Record) -> list[str]:
 
 def _saving(name: str, old: Saving | None, new: Saving | None, after: Record) -> list[str]:
     if new is None:
-        durable = after.saved is not None and old is not None and after.saved.number == old.number
+        durable = (
+            after.checkpoints.saved is not None and old is not None and after.checkpoints.saved.number == old.number
+        )
         return [] if durable or old is None else [f"saving {old.number} is given up"]
     what = f"saving {new.number} of ring {new.generation} after step {new.after_step}: {' '.join(new.roster)}"
     data = "" if new.ledger is None else ledger_lines(new.ledger)[0].removeprefix("data: step ")

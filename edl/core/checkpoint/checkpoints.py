@@ -170,7 +170,7 @@ class Checkpoints:
 
     def hear(self, happened: SavingPublished | PublishingFailed) -> None:
         """Note that a saving was published or failed to be. A late message about an abandoned saving is ignored."""
-        saving = self._working.record.saving
+        saving = self._working.record.checkpoints.saving
         if saving is None or saving.number != happened.number or not saving.complete:
             return
         if isinstance(happened, SavingPublished):
@@ -180,7 +180,7 @@ class Checkpoints:
 
     def keep_part_of(self, worker: str) -> None:
         """Record that the part of `worker` is durable: its end is accepted, so it will not report the part again."""
-        saving = self._working.record.saving
+        saving = self._working.record.checkpoints.saving
         if saving is None or saving.complete or any(part.worker == worker for part in saving.parts):
             return
         self._look(saving)
@@ -195,7 +195,7 @@ class Checkpoints:
     @property
     def holds_end(self) -> bool:
         """Tell whether the job's end waits for the last saving, which may succeed. Within bounds."""
-        saving = self._working.record.saving
+        saving = self._working.record.checkpoints.saving
         return saving is not None and saving.why in {Why.LAST, Why.REMNANTS}
 
     @property
@@ -205,8 +205,8 @@ class Checkpoints:
 
     def is_due(self) -> bool:
         working, record = self._working, self._working.record
-        if record.saving is not None:
-            return working.now >= self._until or self._is_out_of_reach(record.saving)
+        if record.checkpoints.saving is not None:
+            return working.now >= self._until or self._is_out_of_reach(record.checkpoints.saving)
         if not record.job_policy.checkpointing.folder or working.now < self._look_at:
             return False
         if working.is_seen:
@@ -217,7 +217,7 @@ class Checkpoints:
         return False
 
     def follow(self) -> None:
-        saving = self._working.record.saving
+        saving = self._working.record.checkpoints.saving
         if saving is None:
             self._begin_if_due()
             return
@@ -236,7 +236,9 @@ class Checkpoints:
     def _look_again(self) -> None:
         # A thousand workers' inputs need not each be followed by a look; but a preempted job has no time to lose.
         working = self._working
-        self._look_at = working.now + (0.0 if working.record.preemption is not None else self._lead_times.notice_s)
+        self._look_at = working.now + (
+            0.0 if working.record.checkpoints.preemption is not None else self._lead_times.notice_s
+        )
 
     def _why(self) -> Why | None:
         working = self._working
@@ -266,12 +268,12 @@ class Checkpoints:
 
     def lose_remnant(self, reason: str) -> None:
         """Give up the saving by remnants, as one of them is gone, unless all its parts are durable."""
-        saving = self._working.record.saving
+        saving = self._working.record.checkpoints.saving
         if saving is not None and not saving.complete:
             self._give_up(reason)
 
     def _saving(self, why: Why, step: int, roster: tuple[str, ...], *, stands: bool) -> Saving:
-        record, number = self._working.record, self._working.record.saves + 1
+        record, number = self._working.record, self._working.record.checkpoints.saves + 1
         return Saving(
             number=number,
             why=why,
@@ -297,7 +299,7 @@ class Checkpoints:
     def members_stand(self) -> bool | None:
         """Tell whether the members of a preempted job make no steps; None: not known yet."""
         working, (_, at) = self._working, self._working.newest()
-        preemption, roster = working.record.preemption, working.record.roster
+        preemption, roster = working.record.checkpoints.preemption, working.record.roster
         if preemption is None or not all(map(working.seen.get, roster)):  # another leader has yet to hear of them
             return False
         if self._going_since is None:
@@ -320,14 +322,14 @@ class Checkpoints:
         record, seen, plan = self._working.record, self._working.seen, self._working.record.plan
         if not record.generation or (plan is not None and not (stands and plan.after_step is not None)):
             return False
-        if record.rebatch is not None and not stands:
+        if record.sizing.rebatch is not None and not stands:
             return False
         members = self._working.members
         return all(worker in members and seen.trains(worker, record.generation) for worker in record.roster)
 
     def _step(self, why: Why, *, stands: bool) -> int | None:
         if stands:
-            newest, saved = self._working.newest()[0], self._working.record.saved
+            newest, saved = self._working.newest()[0], self._working.record.checkpoints.saved
             return newest if newest > (saved.step if saved is not None else 0) else None
         ledger, step = self._working.ledgers.ledger, self._leasing.switch_step()
         if step is None or ledger is None or why is not Why.LAST:
@@ -337,7 +339,11 @@ class Checkpoints:
     def _is_out_of_reach(self, saving: Saving) -> bool:
         """Tell whether a preempted job's members will not reach the saving's step."""
         working = self._working
-        if working.record.preemption is None or saving.complete or saving.generation != working.record.generation:
+        if (
+            working.record.checkpoints.preemption is None
+            or saving.complete
+            or saving.generation != working.record.generation
+        ):
             return False
         return working.newest()[0] < saving.after_step and self.members_stand is True
 
@@ -385,11 +391,11 @@ class Checkpoints:
     def _note_durable(self, saving: Saving) -> None:
         working = self._working
         saved = Saved(saving.number, saving.after_step, saving.path)
-        asked = due_times.served(working.record.save_requests, saved)
+        asked = due_times.served(working.record.checkpoints.save_requests, saved)
         seconds = None if self._since is None else round(working.now - self._since, 3)
         self._timetable.note_durable(working.now if self._since is None else self._since)
         stall_ms = max((part.info.stall_ms for part in saving.parts), default=0.0)
-        costs = (*working.record.save_costs, Cost(stall_ms / 1000, self._lost_s, seconds))[-COSTS_KEPT:]
+        costs = (*working.record.checkpoints.save_costs, Cost(stall_ms / 1000, self._lost_s, seconds))[-COSTS_KEPT:]
         working.change(
             saving=None, saved=saved, save_requests=asked, save_costs=costs, save_failure=None, pressing=False
         )
@@ -408,14 +414,14 @@ class Checkpoints:
 
     def _give_up(self, reason: str, *, again: bool = False) -> None:
         """Give up the saving; training goes on. It is tried again: at once, where another way is open."""
-        working, saving = self._working, self._working.record.saving
+        working, saving = self._working, self._working.record.checkpoints.saving
         assert saving is not None
         if not again:
             working.count_failed_saving(reason)
-            self._timetable.note_failed(working.now, hurries=working.record.preemption is not None)
+            self._timetable.note_failed(working.now, hurries=working.record.checkpoints.preemption is not None)
         working.give_up_saving(reason)
-        asked = due_times.disappointed(working.record.save_requests, saving, reason)
-        if asked != working.record.save_requests:
+        asked = due_times.disappointed(working.record.checkpoints.save_requests, saving, reason)
+        if asked != working.record.checkpoints.save_requests:
             working.change(save_requests=asked, pressing=False)
 
     def _parts(self, saving: Saving) -> tuple[DurablePart, ...]:

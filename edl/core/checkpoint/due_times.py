@@ -54,7 +54,7 @@ Requests = tuple[SaveRequest, ...]
 
 def known(record: Record, request: str) -> SaveRequest | None:
     """Return a request that was taken before and has an outcome."""
-    return next((one for one in record.save_requests if one.request == request), None)
+    return next((one for one in record.checkpoints.save_requests if one.request == request), None)
 
 
 def answer(taken: SaveRequest) -> TellOfSaving | Refuse:
@@ -64,10 +64,10 @@ def answer(taken: SaveRequest) -> TellOfSaving | Refuse:
 
 
 def taken(record: Record, request: str, newest_step: int) -> Requests:
-    saving = record.saving
+    saving = record.checkpoints.saving
     serves = saving is not None and saving.after_step > newest_step
-    first = record.saves if serves else record.saves + 1
-    return (*record.save_requests, SaveRequest(request, first))[-REQUESTS_KEPT:]
+    first = record.checkpoints.saves if serves else record.checkpoints.saves + 1
+    return (*record.checkpoints.save_requests, SaveRequest(request, first))[-REQUESTS_KEPT:]
 
 
 def covers(record: Record, step: int) -> bool:
@@ -76,16 +76,21 @@ def covers(record: Record, step: int) -> bool:
 
     A saving that is begun from now on is announced for a step that no worker has made.
     """
-    if step <= record.save_wanted or (record.saved is not None and record.saved.step >= step):
+    if step <= record.checkpoints.save_wanted or (
+        record.checkpoints.saved is not None and record.checkpoints.saved.step >= step
+    ):
         return True
-    saving = record.saving
+    saving = record.checkpoints.saving
     of_later = saving is None or saving.after_step >= step
-    return any(_is_pending(one) and (of_later or one.first > record.saves) for one in record.save_requests)
+    return any(
+        _is_pending(one) and (of_later or one.first > record.checkpoints.saves)
+        for one in record.checkpoints.save_requests
+    )
 
 
 def pending(record: Record) -> bool:
     """Tell whether a request waits for a saving to begin."""
-    return any(_is_pending(one) for one in record.save_requests)
+    return any(_is_pending(one) for one in record.checkpoints.save_requests)
 
 
 def served(requests: Requests, saved: Saved) -> Requests:
@@ -109,7 +114,7 @@ def disappointed(requests: Requests, saving: Saving, reason: str) -> Requests:
 
 def is_saved(record: Record) -> bool:
     """Tell whether a checkpoint is durable that was begun after the job was preempted."""
-    preemption, saved = record.preemption, record.saved
+    preemption, saved = record.checkpoints.preemption, record.checkpoints.saved
     return preemption is not None and saved is not None and saved.number > preemption.saves
 
 
@@ -134,9 +139,9 @@ def interval_of(record: Record, step: int, step_time_s: float) -> Interval | Non
     policy = record.job_policy.checkpointing
     if policy.auto is None:
         return None
-    base = 0 if record.resumed is None else record.resumed.step
+    base = 0 if record.checkpoints.resumed is None else record.checkpoints.resumed.step
     fault_s = mean_fault_s(policy.auto, (base + step) * step_time_s, record.losses + policy.life - 1)
-    return chosen(policy.auto, record.save_costs, fault_s)
+    return chosen(policy.auto, record.checkpoints.save_costs, fault_s)
 
 
 def mean_fault_s(auto: Auto, trained_s: float, faults: int) -> float:
@@ -213,15 +218,15 @@ class Timetable:
         policy, (step, at) = record.job_policy.checkpointing, newest
         if not policy.folder or not record.generation:
             return None
-        since = step - (record.saved.step if record.saved is not None else 0)
+        since = step - (record.checkpoints.saved.step if record.checkpoints.saved is not None else 0)
         if self._begun_at is None and step_time_s > 0:
             self._begun_at = now - since * step_time_s
         if policy.last and comes and is_last(record, ledger, step, step_time_s, now - at, self._lead_times):
             return Why.LAST
         if now < self._again_at:
             return None
-        if record.preemption is not None or pending(record):
-            return Why.ASKED if record.preemption is None else _to_go(record)
+        if record.checkpoints.preemption is not None or pending(record):
+            return Why.ASKED if record.checkpoints.preemption is None else _to_go(record)
         if policy.every_steps and since >= policy.every_steps:
             return Why.STEPS
         interval = interval_of(record, step, step_time_s)
@@ -253,7 +258,7 @@ def is_last(
     if ledger is None or not ledger.spec.has_end or not ledger.fully_leased:
         return False
     end = ledger.covered_step
-    if record.saved is not None and record.saved.step >= end:
+    if record.checkpoints.saved is not None and record.checkpoints.saved.step >= end:
         return False
     left = end - step
     if step_time_s <= 0:

@@ -48,14 +48,14 @@ class Preempting:
             )
         elif asked.life not in {0, (life := record.job_policy.checkpointing.life)}:
             working.commands.append(Refuse(f"life {asked.life} of the job was to go, and it is in life {life}"))
-        elif record.preemption is None:
-            working.change(preemption=Preemption(asked.reason, record.saves, asked.deadline_s))
+        elif record.checkpoints.preemption is None:
+            working.change(preemption=Preemption(asked.reason, record.checkpoints.saves, asked.deadline_s))
             working.tell(facts.PreemptAsked(reason=asked.reason, deadline_s=asked.deadline_s))
 
     @property
     def wake_at(self) -> float:
         record = self._working.record
-        is_going = record.preemption is not None and record.state not in OVER
+        is_going = record.checkpoints.preemption is not None and record.state not in OVER
         return self._working.now + LOOK_S if is_going else END_OF_TIME
 
     def is_due(self) -> bool:
@@ -64,13 +64,13 @@ class Preempting:
     def follow(self) -> None:
         """End the job when it is saved, has nothing to save, or is out of time."""
         working, record = self._working, self._working.record
-        preemption = record.preemption
+        preemption = record.checkpoints.preemption
         if preemption is None or record.state in OVER:
             return
         if self._since is None:
             self._since, self._until = working.now, working.now + preemption.deadline_s
         if is_saved(record):
-            saved = record.saved
+            saved = record.checkpoints.saved
             assert saved is not None
             working.end(JobState.PREEMPTED, f"{preemption.reason}; step {saved.step} is saved: {saved.path}")
         elif not record.generation or self._has_nothing_new():
@@ -83,21 +83,27 @@ class Preempting:
         record = self._working.record
         if self._since is None or self._working.now < self._since + self._told_s:
             return False
-        before = record.saved.step if record.saved is not None else 0
+        before = record.checkpoints.saved.step if record.checkpoints.saved is not None else 0
         stands = self._checkpoints.members_stand is True and self._working.newest()[0] <= before
-        return stands and (record.saving is None or not record.saving.complete)  # that one is of a newer step
+        return stands and (
+            record.checkpoints.saving is None or not record.checkpoints.saving.complete
+        )  # that one is of a newer step
 
 
 def _as_before(record: Record) -> str:
-    if record.saved is not None:
-        return f"step {record.saved.step} is saved, and it made none since: {record.saved.path}"
+    if record.checkpoints.saved is not None:
+        return f"step {record.checkpoints.saved.step} is saved, and it made none since: {record.checkpoints.saved.path}"
     begun = "it had trained nothing" if record.generation else "it had not begun to train"
-    return begun if record.resumed is None else f"{begun} since it was resumed from {record.resumed.path}"
+    return (
+        begun
+        if record.checkpoints.resumed is None
+        else f"{begun} since it was resumed from {record.checkpoints.resumed.path}"
+    )
 
 
 def _left(record: Record, preemption: Preemption) -> str:
     late = f"it could not be saved within {preemption.deadline_s:g} s"
-    if record.saved is not None:
-        return f"{late}: step {record.saved.step} is the newest that was saved"
-    before = record.resumed
+    if record.checkpoints.saved is not None:
+        return f"{late}: step {record.checkpoints.saved.step} is the newest that was saved"
+    before = record.checkpoints.resumed
     return f"{late}: {'it goes on from where it was resumed' if before is not None else 'nothing of it is saved'}"

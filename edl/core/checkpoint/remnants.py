@@ -68,23 +68,27 @@ class Remnants:
         step = steps.pop() if len(steps) == 1 else 0
         if step and record.job_policy.checkpointing.folder:
             remnant = Remnant(worker, tuple(held), step)
-            self._working.change(remnants=(*record.remnants, remnant))
+            self._working.change(remnants=(*record.checkpoints.remnants, remnant))
 
     def hear(self, worker: str, observation: Observation) -> bool:
         """Take a report about a remnant; return False where the worker has none that is on record."""
         record = self._working.record
-        saves = record.saving is not None and any(one.worker == worker for one in record.saving.remnants)
+        saves = record.checkpoints.saving is not None and any(
+            one.worker == worker for one in record.checkpoints.saving.remnants
+        )
         last = self._working.seen.observation(worker)
         if saves and observation.phase is Phase.FAILED and (last is None or not overtaken(observation, last)):
             self._working.seen.take(worker, observation, self._working.now)
-        return saves or any(one.worker == worker for one in record.remnants)
+        return saves or any(one.worker == worker for one in record.checkpoints.remnants)
 
     def lose(self, worker: str) -> None:
         """Do without the remnant of a worker whose daemon is gone."""
         record = self._working.record
-        if any(one.worker == worker for one in record.remnants):
-            self._working.change(remnants=tuple(one for one in record.remnants if one.worker != worker))
-        if record.saving is not None and any(one.worker == worker for one in record.saving.remnants):
+        if any(one.worker == worker for one in record.checkpoints.remnants):
+            self._working.change(remnants=tuple(one for one in record.checkpoints.remnants if one.worker != worker))
+        if record.checkpoints.saving is not None and any(
+            one.worker == worker for one in record.checkpoints.saving.remnants
+        ):
             self._checkpoints.lose_remnant(f"{worker} was lost, and {DAEMON_GONE}")
 
     def follow(self, *, short: bool) -> bool:
@@ -92,25 +96,29 @@ class Remnants:
 
         `short`: the job waits for other workers, and has one that is whole.
         """
-        record, saving = self._working.record, self._working.record.saving
+        record, saving = self._working.record, self._working.record.checkpoints.saving
         if saving is not None and saving.remnants:
             return True
-        if not record.remnants:
+        if not record.checkpoints.remnants:
             self._since = None
             return False
         self._since = self._working.now if self._since is None else self._since
         if not self._is_lost():
             newest, _ = self._working.seen.newest_step(record.roster)
-            kept = () if short or self.is_due() else tuple(one for one in record.remnants if one.step >= newest)
-            if kept != record.remnants:
+            kept = (
+                ()
+                if short or self.is_due()
+                else tuple(one for one in record.checkpoints.remnants if one.step >= newest)
+            )
+            if kept != record.checkpoints.remnants:
                 self._working.change(remnants=kept)
             return False
         if saving is not None:
             self._checkpoints.follow()  # its parts may all be durable
-            if self._working.record.saving is not None:
+            if self._working.record.checkpoints.saving is not None:
                 return True
-        saved = self._working.record.saved
-        chosen = whole_worker(record.remnants, record.processes)
+        saved = self._working.record.checkpoints.saved
+        chosen = whole_worker(record.checkpoints.remnants, record.processes)
         self._working.change(remnants=())
         if not chosen or (saved is not None and chosen[0].step <= saved.step):
             return False

@@ -61,7 +61,7 @@ class LeaseGrants:
         self._late_words = 0  # so many switches in a row came to nothing, as their word came too late for all
         self._marked = (0, 0.0)  # the newest mark that this leader knows of, and since when
         self._marks_for_switch = False  # it is for a switch that is wanted
-        self._batch_due = bool(working.record.asked_batch)  # what is leased may not be of the batch asked for
+        self._batch_due = bool(working.record.sizing.asked_batch)  # what is leased may not be of the batch asked for
         self.word_took_s = 0.0  # the newest call, until all had answered: workers may share few cores
         self._slowest: set[str] = set()  # members of the ring that are not beyond the newest stable step
 
@@ -123,8 +123,8 @@ class LeaseGrants:
             refusal = ""
         if refusal:
             working.commands.append(Refuse(refusal))
-        elif samples != record.asked_batch and ledger is not None:
-            before = in_force(record.job_policy.batching, record.asked_batch)
+        elif samples != record.sizing.asked_batch and ledger is not None:
+            before = in_force(record.job_policy.batching, record.sizing.asked_batch)
             working.ledgers.batching = in_force(record.job_policy.batching, samples)
             working.change(asked_batch=samples)
             batch = batch_of_all(before, workers, ledger.spec.batch)
@@ -187,7 +187,7 @@ class LeaseGrants:
         `spare`: for so many steps newcomers get no samples, where that is possible. `as_planned`: the members will not
         agree on how the ring begins.
         """
-        working, under_way = self._working, self._working.record.rebatch
+        working, under_way = self._working, self._working.record.sizing.rebatch
         if under_way is not None:
             told = lease_recut.told_by(working.record.roster, under_way, working.seen)
             if told is not None and (cut := self._crossing_at(roster, under_way, told, spare=spare)) is not None:
@@ -222,7 +222,7 @@ class LeaseGrants:
             step = min(newest, working.ledgers.ledger.covered_step)
             ledger = working.ledgers.planned(roster, step, self._lease_steps())
             if ledger is not None and ledger.outdated_until > step:
-                mark = Rebatch(working.record.rebatches + 1, newest, planned=True)
+                mark = Rebatch(working.record.sizing.rebatches + 1, newest, planned=True)
         return Crossing(None, None, mark)
 
     def foresee(self) -> None:
@@ -236,7 +236,7 @@ class LeaseGrants:
         if plan is None or plan.after_step is not None or plan.ledger is not None or not record.generation:
             return
         survivors = [worker for worker in plan.roster if worker in record.roster]
-        if ledger is None or record.superseded or record.rebatch is not None or not survivors:
+        if ledger is None or record.superseded or record.sizing.rebatch is not None or not survivors:
             return
         if not all(working.seen.breaks(worker, record.generation) for worker in survivors):
             return
@@ -253,12 +253,12 @@ class LeaseGrants:
         self._late_words += 1
 
     def mark_for(self, crossing: Crossing) -> None:
-        mark, marks = crossing.rebatch, self._working.record.rebatches
+        mark, marks = crossing.rebatch, self._working.record.sizing.rebatches
         self._working.change(rebatch=mark, rebatches=marks if mark is None else max(marks, mark.number))
 
     def keep_mark(self) -> None:
         """Keep the mark under way for as long as all may tell: a switch is wanted, and cannot be planned yet."""
-        mark = self._working.record.rebatch
+        mark = self._working.record.sizing.rebatch
         self._marks_for_switch = (
             mark is not None and self._working.now - self._marked_since(mark) < self._lead_times.torn_s
         )
@@ -289,7 +289,7 @@ class LeaseGrants:
         return self._marked[1]
 
     def _set_mark(self, step: int) -> None:
-        number = self._working.record.rebatches + 1
+        number = self._working.record.sizing.rebatches + 1
         self._working.change(rebatch=Rebatch(number, step), rebatches=number)
         self._marked = (number, self._working.now)
 
@@ -314,7 +314,7 @@ class LeaseGrants:
 
     def _read_by_survivors(self, plan: Plan, step: int) -> int | None:
         """Return the step up to which survivors with leases may have read; None unless all of them keep to a mark."""
-        ledger, mark = self._working.ledgers.ledger, self._working.record.rebatch
+        ledger, mark = self._working.ledgers.ledger, self._working.record.sizing.rebatch
         if ledger is None or mark is None:
             return None
         survivors = [worker for worker in plan.roster if worker in ledger.roster]
@@ -382,7 +382,7 @@ class LeaseGrants:
     def _to_be_saved(self) -> int:
         """Return the step that a checkpoint is announced for, in the ring that trains; 0: none is."""
         record = self._working.record
-        saving = record.saving
+        saving = record.checkpoints.saving
         return 0 if saving is None or saving.generation != record.generation else saving.after_step
 
     def _project_anew(self, read: int) -> None:
@@ -390,7 +390,7 @@ class LeaseGrants:
 
         Not of one whose parts are all durable: its step is trained, whatever a new leader knows, and may be published.
         """
-        working, saving = self._working, self._working.record.saving
+        working, saving = self._working, self._working.record.checkpoints.saving
         if saving is not None and not saving.complete and read < self._to_be_saved() <= working.ledgers.covered_step:
             ledger = working.ledgers.projected(saving.after_step)
             working.change(saving=msgspec.structs.replace(saving, ledger=ledger), pressing=False)
@@ -401,7 +401,7 @@ class LeaseGrants:
 
         While the plan itself is to come into force, a worker that got samples here would take them along to its ring.
         """
-        mark, plan = self._working.record.rebatch, self._working.record.plan
+        mark, plan = self._working.record.sizing.rebatch, self._working.record.plan
         if mark is None or not mark.planned or plan is None or plan.after_step is not None:
             return False
         return any(self._working.seen.misses(worker, plan.generation) for worker in plan.roster)

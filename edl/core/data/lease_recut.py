@@ -59,7 +59,7 @@ def follows(
     record: Record, ledger: Ledger | None, seen: Observations, mark: Callable[[], int]
 ) -> SetMark | Cut | Lift | None:
     """Return the next act about leases in earlier batches. `mark`: returns a step still ahead of all workers."""
-    under_way = record.rebatch
+    under_way = record.sizing.rebatch
     if ledger is None or not record.generation or (under_way is not None and under_way.planned):
         return None  # a plan's holds until its ring stands, or never will
     train = all(seen.trains(worker, record.generation) for worker in record.roster)
@@ -80,4 +80,4 @@ def told_by(roster: Iterable[str], rebatch: Rebatch, seen: Observations) -> list
 
 def lifted(record: Record) -> Rebatch | None:
     """Return the mark that survives another decision: only a planned one does."""
-    return record.rebatch if record.rebatch is not None and record.rebatch.planned else None
+    return record.sizing.rebatch if record.sizing.rebatch is not None and record.sizing.rebatch.planned else None

@@ -68,7 +68,7 @@ class CountTimes:
         return follows(record, seen, overdue=overdue, settled=settled, deserted=self._deserted(record, seen, now))
 
     def _deserted(self, record: Record, seen: Observations, now: float) -> bool:
-        driver = record.driver
+        driver = record.sizing.driver
         if driver is None or driver.counting:
             return False
         if not has_empty_slots(record, seen):
@@ -91,7 +91,7 @@ def follows(
     The driver knows its processes by their slots only: the end of a process whose slot was reassigned would count as
     that of the new one. And the driver does nothing about a process that did not start before all others ask.
     """
-    driver = record.driver
+    driver = record.sizing.driver
     if driver is None:
         return None
     words = {member.identity.id: _word(member, seen) for member in record.members}
@@ -115,13 +115,13 @@ def follows(
 def is_cornered(record: Record) -> bool:
     """Tell whether a slot has failed on each host of the job: the driver would find no host to go on with."""
     hosts = {host_of(member.identity.driver_slot) for member in record.members}
-    lost = record.driver.lost_slots if record.driver is not None else ()
+    lost = record.sizing.driver.lost_slots if record.sizing.driver is not None else ()
     return bool(hosts) and hosts <= {host_of(slot) for slot in lost}
 
 
 def has_empty_slots(record: Record, seen: Observations) -> bool:
     """Tell whether the driver has counted absent workers, and would find a host if these have all failed."""
-    driver = record.driver
+    driver = record.sizing.driver
     if driver is None or driver.counting:
         return False
     words = [(host_of(member.identity.driver_slot), _word(member, seen)) for member in record.members]
@@ -140,7 +140,7 @@ def found(first: Identity) -> DriverCount | None:
 
 def joined(record: Record, seen: Observations, newcomer: Identity) -> DriverCount | None:
     """A worker comes from a slot, so the slot lives, and its host does."""
-    driver, slot = record.driver, newcomer.driver_slot
+    driver, slot = record.sizing.driver, newcomer.driver_slot
     if driver is None:
         return None
     here = {member.identity.id for member in record.members}
@@ -175,7 +175,7 @@ def asked_of(driver: DriverCount | None, worker: str) -> int:
 
 
 def told(record: Record) -> str:
-    driver = record.driver
+    driver = record.sizing.driver
     if driver is None:
         return ""
     words = [f"its driver has counted {driver.answered} times"]
@@ -197,7 +197,7 @@ def _asks_from(record: Record, driver: DriverCount, seen: Observations) -> int:
 
 def has_answers(record: Record, seen: Observations) -> bool:
     """Tell whether the driver has answered the recount under way. Workers are answered at once, and report it later."""
-    driver = record.driver
+    driver = record.sizing.driver
     if driver is None or not driver.counting:
         return False
     return any(_word(member, seen).answered >= driver.begun for member in record.members)

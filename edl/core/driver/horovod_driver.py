@@ -28,14 +28,14 @@ class HorovodrunDriver:
 
     def lose(self, worker: Identity) -> None:
         """Note that the slot of `worker` may have failed in the driver's eyes."""
-        driver = horovod_counts.lost(self._working.record.driver, worker)
-        if driver is not self._working.record.driver:
+        driver = horovod_counts.lost(self._working.record.sizing.driver, worker)
+        if driver is not self._working.record.sizing.driver:
             self._working.change(driver=driver)
 
     def go_on(self) -> None:
         """Let the driver count anew when it wants to, and do what it has decided."""
         working = self._working
-        if working.record.driver is None:
+        if working.record.sizing.driver is None:
             return
         match self._counts.follows(working.record, working.seen, working.left_at, working.now):
             case horovod_counts.Begin(driver):

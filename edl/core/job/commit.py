@@ -76,8 +76,8 @@ class GiveAnswer(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """Publish the checkpoint whose parts are all durable: `record.saving`. Comes back at once; what came of it is an
-    input of the job's machine (`PublishSaving`).
+    """Publish the checkpoint whose parts are all durable: `record.checkpoints.saving`. Comes back at once; what came of
+    it is an input of the job's machine (`PublishSaving`).
     """
 
     record: Record
@@ -197,7 +197,7 @@ class Writing(Generic[A]):
         if book is not None:
             said.append(Publish(book, self.book is None or decided.pressing > self.book.record.version))
             self.book = book
-        saving = decided.record.saving
+        saving = decided.record.checkpoints.saving
         if saving is not None and saving.number == decided.publishes:
             said.append(WriteManifest(decided.record))
         self._at_rest = decided.at_rest

@@ -273,7 +273,7 @@ def _behind(record: Record, seen: Observations, last_step: int | None) -> list[s
 
 def _untold(record: Record, seen: Observations) -> list[str]:
     """Return members that have not told how far they have read, where another one waits for that at the mark."""
-    under_way = record.rebatch
+    under_way = record.sizing.rebatch
     if under_way is None or under_way.planned:
         return []
     told = {one: step for one in record.roster for number, step in (seen.marked(one),) if number == under_way.number}

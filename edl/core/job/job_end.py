@@ -55,7 +55,7 @@ class JobEnd:
     @property
     def is_clear(self) -> bool:
         """Tell whether the job is bound to fail, while the other members still come to their ends."""
-        return bool(self._working.record.unended) and self._working.ledgers.spent
+        return bool(self._working.record.ending.unended) and self._working.ledgers.spent
 
     def is_due(self) -> bool:
         return self._clear_since is not None
@@ -64,7 +64,7 @@ class JobEnd:
         """Put on record in which state the script of `worker` has ended, so that a later leader can compare it (I9)."""
         working, seen = self._working, self._working.seen.observation(worker)
         if seen is not None and seen.final:
-            finals = ended_in(working.record.finals, worker, seen.final, seen.joined)
+            finals = ended_in(working.record.ending.finals, worker, seen.final, seen.joined)
             working.change(finals=finals, pressing=False)
 
     def follow(self) -> None:
@@ -85,14 +85,14 @@ class JobEnd:
         willing = ledger is not None and ledger.step < ledger.wanted_step and not ledger.stranded
         if not over and not willing:
             working.end(JobState.FAILED, reason)
-        elif record.unended:
-            working.end(JobState.FAILED, record.unended)
+        elif record.ending.unended:
+            working.end(JobState.FAILED, record.ending.unended)
         else:
-            differ = at_end(record.finals, record.generation, working.newest()[0])
+            differ = at_end(record.ending.finals, record.generation, working.newest()[0])
             if differ is not None:
                 working.tell_diverged(differ, outcome(differ, record.job_policy.checking.on_divergence))
             # Unless the job has failed for that.
-            working.end(JobState.FINISHED, "; ".join(one for one in (reason, made_alone(record.alone)) if one))
+            working.end(JobState.FINISHED, "; ".join(one for one in (reason, made_alone(record.ending.alone)) if one))
 
     def _others_will_tell(self) -> bool:
         """A script has ended in the planned ring, and the others are on their way there, or to their own ends in it:

@@ -55,17 +55,17 @@ def status_of(
         spec=ledger.spec if ledger else None,
         bits=record.bits,
         refused=_refused(machine, record, leader, refused),
-        recounts=record.driver.begun if record.driver is not None else 0,
+        recounts=record.sizing.driver.begun if record.sizing.driver is not None else 0,
         horovodrun=horovod_counts.told(record),
-        rates=record.rates,
+        rates=record.sizing.rates,
         autoscale=record.job_policy.autoscale,
-        ruling=record.ruling,
-        batching=str(in_force(record.job_policy.batching, record.asked_batch)),
+        ruling=record.sizing.ruling,
+        batching=str(in_force(record.job_policy.batching, record.sizing.asked_batch)),
         batch=ledger.batch if ledger else 0,
         unfit=record.trials.unfit,
-        failed_by=record.failed_by,
-        resumed="" if record.resumed is None else record.resumed.path,
-        base=0 if record.resumed is None else record.resumed.step,
+        failed_by=record.ending.failed_by,
+        resumed="" if record.checkpoints.resumed is None else record.checkpoints.resumed.path,
+        base=0 if record.checkpoints.resumed is None else record.checkpoints.resumed.step,
         saving=_saving(machine, record),
         migration=host_migration.shown(record),
         started=record.started,
@@ -77,7 +77,7 @@ def status_of(
 
 
 def _saving(machine: JobMachine, record: Record) -> SavingStatus | None:
-    policy, saved, interval = record.job_policy.checkpointing, record.saved, machine.save_interval
+    policy, saved, interval = record.job_policy.checkpointing, record.checkpoints.saved, machine.save_interval
     if not policy.folder:
         return None
     return SavingStatus(
@@ -86,16 +86,16 @@ def _saving(machine: JobMachine, record: Record) -> SavingStatus | None:
         why="" if interval is None else interval.why,
         step=0 if saved is None else saved.step,
         path="" if saved is None else saved.path,
-        failed=record.save_failure,
-        took_s=max((cost.took_s or 0.0 for cost in record.save_costs), default=0.0),
+        failed=record.checkpoints.save_failure,
+        took_s=max((cost.took_s or 0.0 for cost in record.checkpoints.save_costs), default=0.0),
     )
 
 
 def shown_state(record: Record) -> JobState:
     """Return the state for people: a preempted job shows as such until it is saved, a resumed one as resuming."""
-    if record.preemption is not None and record.state not in OVER:
+    if record.checkpoints.preemption is not None and record.state not in OVER:
         return JobState.PREEMPTING
-    resumes = record.resumed is not None and record.state is JobState.STARTING
+    resumes = record.checkpoints.resumed is not None and record.state is JobState.STARTING
     return JobState.RESUMING if resumes else record.state
 
 

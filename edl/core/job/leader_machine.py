@@ -395,7 +395,7 @@ class JobMachine:
     def _heed_divergence(self, found: Divergence) -> None:
         """Act once on a divergence (I15): each member of the ring reports it, and later leaders hear of it too."""
         working, number = self._working, (found.generation, found.step, found.persists)
-        if number <= self.record.diverged:
+        if number <= self.record.ending.diverged:
             return
         follows = outcome(found, self.record.job_policy.checking.on_divergence)
         if follows is Consequence.PART and self._are_missed(found.workers):
@@ -428,7 +428,7 @@ class JobMachine:
             return
         if self._remnants.follow(short=bool(self._switching.shortage)):
             self._checkpoints.follow()
-            if self.record.saving is not None:
+            if self.record.checkpoints.saving is not None:
                 return
         self._expel()
         if self.record.state in OVER:
@@ -514,7 +514,7 @@ class JobMachine:
         member = self._working.members.get(worker)
         if member is None or member.state is WorkerState.DONE or self.record.state in OVER:
             return
-        if not self.record.unended and self._sat(worker):
+        if not self.record.ending.unended and self._sat(worker):
             self._working.change(unended=did_not_end(worker, reason))
         self._checkpoints.keep_part_of(worker)
         self._working.change(losses=self.record.losses + 1)

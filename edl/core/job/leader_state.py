@@ -47,6 +47,7 @@ from edl.protocol.record import (
     Taken,
     Trials,
     WorkerState,
+    changed,
 )
 from edl.protocol.tally import Rate, Tally
 
@@ -169,7 +170,10 @@ class WorkingState:
         self.record = record
         self.members = _by_id(record)
         self.ledgers = LedgerVersions(
-            record.ledger, in_force(record.job_policy.batching, record.asked_batch), record.shares, record.resumed
+            record.ledger,
+            in_force(record.job_policy.batching, record.sizing.asked_batch),
+            record.sizing.shares,
+            record.checkpoints.resumed,
         )
         self.seen = Observations()
         self.durations = PhaseTimes()
@@ -187,7 +191,7 @@ class WorkingState:
     # ----------------------------------------------------------------------------------------------------- changes
 
     def change(self, *, pressing: bool = True, **changes: Unpack[Changes]) -> None:
-        self.record = msgspec.structs.replace(self.record, version=self.record.version + 1, **changes)
+        self.record = changed(self.record, version=self.record.version + 1, **changes)
         tally = counters.followed(self.record.tally, self.record, self.wall)
         if tally is not self.record.tally:
             self.record = msgspec.structs.replace(self.record, tally=tally)
@@ -234,7 +238,7 @@ class WorkingState:
     def end(self, state: JobState, reason: str, by: FailedBy = FailedBy.FAULT) -> None:
         if self.record.state in OVER:
             return
-        if self.record.saving is not None:
+        if self.record.checkpoints.saving is not None:
             self.give_up_saving("the job is over")
         self.change(state=state, reason=reason, plan=None, failed_by=by)
         kinds = {JobState.FINISHED: JobFinished, JobState.PREEMPTED: JobPreempted}
@@ -244,7 +248,7 @@ class WorkingState:
         """Tell that workers differ, and end the job if that is what follows. The difference that was found first says
         most of the cause, so the end repeats it.
         """
-        first, reason = self.record.differed, told(found)
+        first, reason = self.record.ending.differed, told(found)
         self.change(differed=first or reason, pressing=False)
         if found.virtual < 0:
             self.tell(_diverged(found, follows, reason))
@@ -257,12 +261,12 @@ class WorkingState:
 
     def count_failed_saving(self, reason: str) -> None:
         """Keep the failure on record, so that `edl status` shows it under the next leader too."""
-        before = self.record.save_failure
+        before = self.record.checkpoints.save_failure
         self.change(save_failure=SavingFailure(reason, 1 if before is None else before.times + 1), pressing=False)
 
     def give_up_saving(self, reason: str) -> None:
         """Give up the checkpoint that is announced."""
-        saving = self.record.saving
+        saving = self.record.checkpoints.saving
         assert saving is not None
         self.change(saving=None, pressing=False)
         self.tell(CheckpointFailed(number=saving.number, reason=reason), saving.after_step)

@@ -57,14 +57,14 @@ class OrderBook:
             boot_alone=self._boots_alone(worker),
             assignment=self._assignment(worker),
             shares=tuple(self._shares(worker)),
-            recount=horovod_counts.asked_of(record.driver, worker) if worker in self._members else 0,
+            recount=horovod_counts.asked_of(record.sizing.driver, worker) if worker in self._members else 0,
             local_rank=self._local_rank(worker),
             summons=self._summons(worker),
             save=self._save(worker),
             origin=self._origin,
             life=record.job_policy.checkpointing.life,
             hold=self._hold,
-            going=record.preemption is not None,
+            going=record.checkpoints.preemption is not None,
             resumable=record.state is JobState.PREEMPTED,
         )
 
@@ -139,7 +139,7 @@ class OrderBook:
         return Summons(roll_call.number, self._peers(ranks.rank, roll_call.roster), place)
 
     def _save(self, worker: str) -> Save | None:
-        saving, part = self.record.saving, self._parts.get(worker)
+        saving, part = self.record.checkpoints.saving, self._parts.get(worker)
         if saving is None or part is None or saving.complete:
             return None
         if saving.remnants:
@@ -156,19 +156,23 @@ class OrderBook:
     def _hold(self) -> Hold | None:
         """Hold members of a preempted job after the saved step: anything beyond it would be trained again."""
         record = self.record
-        if record.saving is None or record.saving.why is not Why.PREEMPT or record.state in OVER:
+        if (
+            record.checkpoints.saving is None
+            or record.checkpoints.saving.why is not Why.PREEMPT
+            or record.state in OVER
+        ):
             return None
-        return Hold(record.saving.generation, record.saving.after_step)
+        return Hold(record.checkpoints.saving.generation, record.checkpoints.saving.after_step)
 
     @cached_property
     def _parts(self) -> dict[str, int]:
-        saving = self.record.saving
+        saving = self.record.checkpoints.saving
         return {worker: rank for rank, worker in enumerate(saving.roster)} if saving is not None else {}
 
     @cached_property
     def _origin(self) -> Origin | None:
         """Return the origin, which is the same for all workers, whenever they come."""
-        resumed, life = self.record.resumed, self.record.job_policy.checkpointing.life
+        resumed, life = self.record.checkpoints.resumed, self.record.job_policy.checkpointing.life
         return None if resumed is None else Origin(resumed.path, resumed.step, life, resumed.epoch)
 
     @cached_property
@@ -188,8 +192,10 @@ class OrderBook:
         found = []
         if worker in self._in_ring and self._present is not None:
             present = self._present.share(worker, record.roster, record.generation, record.began_step)
-            if record.rebatch is not None:
-                present = msgspec.structs.replace(present, rebatch=record.rebatch.number, mark=record.rebatch.mark)
+            if record.sizing.rebatch is not None:
+                present = msgspec.structs.replace(
+                    present, rebatch=record.sizing.rebatch.number, mark=record.sizing.rebatch.mark
+                )
             found.append(present)
         if plan is not None and plan.leased_after is not None and worker in self._ranks and self._planned is not None:
             found.append(

@@ -155,9 +155,9 @@ def _not_now(record: Record) -> Refuse | None:
         return Refuse("the job is starting", retry=True)
     if record.migration is not None:
         return Refuse(f"its workers are leaving {record.migration.host} just now: ask again when they have")
-    if record.replacing is not None:
-        return Refuse(f"another worker comes in the place of {record.replacing.worker} just now", retry=True)
-    if record.preemption is not None or any(one.state is WorkerState.DONE for one in record.members):
+    if record.sizing.replacing is not None:
+        return Refuse(f"another worker comes in the place of {record.sizing.replacing.worker} just now", retry=True)
+    if record.checkpoints.preemption is not None or any(one.state is WorkerState.DONE for one in record.members):
         return Refuse("the job is about to end")
     return None
 

@@ -53,7 +53,7 @@ def begin(record: Record, worker: str) -> BeginReplacing | None:
     """Return how to replace `worker`; None: not now, or not at all."""
     states = {member.identity.id: member.state for member in record.members}
     if (
-        record.replacing is not None
+        record.sizing.replacing is not None
         or record.migration is not None
         or is_driven(record)
         or states.get(worker) is not WorkerState.TRAINING
@@ -70,7 +70,7 @@ def begin(record: Record, worker: str) -> BeginReplacing | None:
 
 def follows(record: Record) -> Swap | NotYet | Over | None:
     """Return the next act of the replacement under way; None: wait for a switch, or for the slow worker's leaving."""
-    under_way = record.replacing
+    under_way = record.sizing.replacing
     if under_way is None:
         return None
     states = {member.identity.id: member.state for member in record.members}
@@ -128,7 +128,7 @@ class PolicyRulings:
 
     def go_on(self) -> None:
         """Go on with a replacement; give it up if its newcomer boots for too long, as each leader counts anew."""
-        working, under_way = self._working, self._working.record.replacing
+        working, under_way = self._working, self._working.record.sizing.replacing
         if under_way is None:
             self._replacing_since = None
             return

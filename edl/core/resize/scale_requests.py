@@ -71,7 +71,7 @@ def lacking(asked: Scaling, record: Record) -> int:
 
 def is_driven(record: Record) -> bool:
     """Tell whether an elastic horovodrun starts workers and says which leave (`edl.core.driver.horovod_counts`)."""
-    return record.driver is not None
+    return record.sizing.driver is not None
 
 
 def staying(record: Record) -> list[Member]:

@@ -30,7 +30,9 @@ class TargetSize:
         The launcher of workers sees the target, and grows the job; the leader shrinks it.
         """
         working, record = self._working, self._working.record
-        before = next((taken for taken in record.taken if asked.request and taken.request == asked.request), None)
+        before = next(
+            (taken for taken in record.sizing.taken if asked.request and taken.request == asked.request), None
+        )
         if before is not None:
             working.commands.append(Acknowledge(before.target))
         elif record.state in OVER:
@@ -52,10 +54,10 @@ class TargetSize:
             working.tell(facts.SizeAsked(size=change.target, before=size, leavers=change.leavers))
             working.durations.asked_at = working.now
         awaited = scale_requests.awaited(before, change)
-        driver = horovod_counts.wished(before.driver)
+        driver = horovod_counts.wished(before.sizing.driver)
         working.change(target=change.target, awaited=awaited, driver=driver, replacing=None)
         if asked.request:
-            taken = (*before.taken, Taken(asked.request, change.target))
+            taken = (*before.sizing.taken, Taken(asked.request, change.target))
             working.change(taken=taken[-scale_requests.KEPT :])
         working.commands.append(Acknowledge(change.target))
         self.dismiss(change.leavers, why)

@@ -105,7 +105,7 @@ class FaultyMembers:
         """
         record = self._working.record
         if record.trials.parted >= ring_blame.ENOUGH:
-            times, of = record.trials.parted, record.differed
+            times, of = record.trials.parted, record.ending.differed
             return f"{times} times newcomers of this job came to differ from the others, so no more are let in: {of}"
         here = [one for one in record.trials.unfit if (one.host, one.address) == host_of(identity)]
         left_s = self._last_unfit_at + self._deadlines.boot_s - self._working.now
@@ -183,7 +183,7 @@ class FaultyMembers:
             return
         host, address = host_of(member.identity)
         said = f"it cannot be part of a ring: {reason}"
-        if not working.record.unended and worker in working.record.roster:
+        if not working.record.ending.unended and worker in working.record.roster:
             working.change(unended=did_not_end(worker, said))
         working.remove(worker, said)
         trials = working.record.trials

@@ -107,11 +107,11 @@ class GenerationSwitch:
         old, first = working.record.roster, working.record.generation == 0
         step, trials = self._leasing.enter(plan), working.record.trials
         lost = next((gone for gone in map(working.gone, plan.roster) if gone is not None), None)
-        unended = working.record.unended if working.ledgers.spent else ""  # nothing left makes up for its end
-        ended = working.record.finals
+        unended = working.record.ending.unended if working.ledgers.spent else ""  # nothing left makes up for its end
+        ended = working.record.ending.finals
         # As a member of the ring before was lost, the others may make anew a step that one has ended with. If none was,
         # a script has left something out.
-        finals = up_to(ended, step) if working.record.unended or self._has_lost_on_the_way() else ended
+        finals = up_to(ended, step) if working.record.ending.unended or self._has_lost_on_the_way() else ended
         alone = [worker for one in ended if one not in finals for worker in one.workers]
         if old and step > working.record.began_step:
             trials = msgspec.structs.replace(trials, proven=old)
@@ -124,7 +124,7 @@ class GenerationSwitch:
             state=JobState.RUNNING,
             unended=unended if lost is None else did_not_end(lost.worker, lost.reason),
             finals=finals,
-            alone=(*working.record.alone, *alone),
+            alone=(*working.record.ending.alone, *alone),
             begun=True,
             rebatch=None,
             trials=trials,

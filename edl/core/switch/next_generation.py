@@ -39,7 +39,7 @@ class Situation:
         """A job that is to go waits for no others: those that are left save it. Nor does one that has nothing left to
         be trained: those that are left only come to the ends of their scripts.
         """
-        return 1 if self.record.preemption is not None or self.spent else self.record.limits.minimum
+        return 1 if self.record.checkpoints.preemption is not None or self.spent else self.record.limits.minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def decide(now: Situation) -> Decision:
         return RestartWait() if plan is not None else None
     broken = forced and kept_step(now) is None
     roster = wanted_roster(now, forced, leavers_too=broken)
-    if not forced and (roster == record.roster or _is_ending(now) or record.preemption is not None):
+    if not forced and (roster == record.roster or _is_ending(now) or record.checkpoints.preemption is not None):
         return None  # a job that is to go changes only what is broken
     return _first(now, roster) if record.generation == 0 else _following(now, roster, forced)
 

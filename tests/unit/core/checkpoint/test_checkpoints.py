@@ -78,7 +78,7 @@ class Job:
         return self.feed(TimePassed())
 
     def store(self, worker: str) -> list[Any]:
-        return self.see(worker, saved_part=(self.record.saves, PART))
+        return self.see(worker, saved_part=(self.record.checkpoints.saves, PART))
 
     def lead_anew(self) -> list[Any]:
         self.machine = JobMachine(self.machine.record, LEAD)
@@ -107,17 +107,17 @@ def test_what_is_announced_is_told_anew_where_leases_are_cut_before_its_step() -
     job = Job(every_steps=100)
     job.both(step=99, step_time_s=0.001)
     job.both(step=100)
-    saving = job.record.saving
+    saving = job.record.checkpoints.saving
     assert saving is not None and saving.after_step > 300  # steps are short, and many until all have heard of it
     job.both(step=101, step_time_s=0.5)  # then they are long
     shares = {"a": 0.3, "b": 1.0}
     job.feed(Ruled(2, (), "uneven", {}, act=True, shares=shares))
     job.both(step=102)
-    mark = job.record.rebatch
+    mark = job.record.sizing.rebatch
     assert mark is not None and mark.mark < saving.after_step
     job.both(marked=(mark.number, mark.mark))
-    again = job.record.saving
-    assert job.record.rebatch is None
+    again = job.record.checkpoints.saving
+    assert job.record.sizing.rebatch is None
     assert again is not None and again.number == saving.number and again.ledger != saving.ledger
     assert trained_by(again.ledger) == trained_by(projected(restored_ledger(job.record.ledger), saving.after_step))
 
@@ -126,14 +126,14 @@ def test_a_saving_whose_step_the_data_does_not_reach_any_more_is_given_up() -> N
     job = Job(DataSpec(total=8000, epochs=1, batch=10), every_steps=100)
     job.both(step=99, step_time_s=0.001)
     job.both(step=100)
-    assert job.record.saving.after_step == 400  # the last step: so many of 20 samples are left
+    assert job.record.checkpoints.saving.after_step == 400  # the last step: so many of 20 samples are left
     job.both(step=101, step_time_s=0.5)
     job.machine.ledger.resize((20, 20))
     job.both(step=102)
-    mark = job.record.rebatch
+    mark = job.record.sizing.rebatch
     commands = job.both(marked=(mark.number, mark.mark))
     assert kinds(commands).count("checkpoint_failed") == 1
-    assert job.record.saving is None
+    assert job.record.checkpoints.saving is None
 
 
 def test_a_new_leader_reckons_no_pace_from_steps_that_it_has_not_seen() -> None:
@@ -146,7 +146,7 @@ def test_a_new_leader_reckons_no_pace_from_steps_that_it_has_not_seen() -> None:
     for step in (95, 100):
         job.pass_time(0.5)
         job.both(step=step)
-    saving = job.record.saving
+    saving = job.record.checkpoints.saving
     assert saving is not None
     job.pass_time(0.5)
     job.both(step=saving.after_step + 1)
@@ -161,7 +161,7 @@ def test_leaders_that_follow_each_other_quickly_do_not_put_it_off() -> None:
     for minute in range(1, 40):
         job.pass_time(5.0)
         job.both(step=50 * minute)  # of 0.1 s each
-        begun = job.record.saves
+        begun = job.record.checkpoints.saves
         if begun:
             break
         job.lead_anew()
@@ -175,13 +175,13 @@ def test_from_one_to_the_next_it_is_as_long_as_was_asked_for() -> None:
     for second in range(1, 400):
         job.pass_time(1.0)
         commands = job.both(step=10 * second)
-        if job.record.saving is not None:
+        if job.record.checkpoints.saving is not None:
             at.append(second)
             job.both(step=10 * second + 9)
             job.store("a")
             commands = job.store("b")
-            assert PublishSaving(job.record.saves) in commands
-            job.feed(SavingPublished(job.record.saves))
+            assert PublishSaving(job.record.checkpoints.saves) in commands
+            job.feed(SavingPublished(job.record.checkpoints.saves))
     assert [after - before for before, after in itertools.pairwise(at)] == [60] * (len(at) - 1)
     assert len(at) >= 5
 
@@ -195,7 +195,7 @@ def test_the_distance_between_tries_in_vain_grows_and_has_a_bound() -> None:
         commands = job.both(step=step)
         if "checkpoint_begun" in kinds(commands):
             at.append(job.now)
-            job.see("a", save_failed=(job.record.saves, "the disk is full"))
+            job.see("a", save_failed=(job.record.checkpoints.saves, "the disk is full"))
     gaps = [after - before for before, after in itertools.pairwise(at)]
     assert gaps[:4] == pytest.approx([0.9, 1.8, 3.6, 7.2], abs=0.6)
     assert max(gaps) == pytest.approx(0.9 * 64, abs=0.6)
@@ -205,23 +205,23 @@ def test_that_savings_fail_is_on_record_for_each_leader_until_one_succeeds() -> 
     job = Job(every_steps=10)
     step = 10
     for times in (1, 2):
-        while job.record.saving is None:
+        while job.record.checkpoints.saving is None:
             step += 1
             job.pass_time(0.1), job.both(step=step)
-        job.see("a", save_failed=(job.record.saves, f"the disk is full, {times}"))
+        job.see("a", save_failed=(job.record.checkpoints.saves, f"the disk is full, {times}"))
         failure = SavingFailure(f"a has no part to give: the disk is full, {times}", times)
-        assert job.record.save_failure == failure
-        assert decode_record(encode_record(job.record)).save_failure == job.record.save_failure
+        assert job.record.checkpoints.save_failure == failure
+        assert decode_record(encode_record(job.record)).checkpoints.save_failure == job.record.checkpoints.save_failure
         job.lead_anew()
         assert job.shown_failure == failure
-    while job.record.saving is None:
+    while job.record.checkpoints.saving is None:
         step += 1
         job.pass_time(0.1), job.both(step=step)
-    assert job.record.save_failure is not None, "one that is begun has not succeeded"
-    job.both(step=job.record.saving.after_step + 1), job.store("a"), job.store("b")
-    job.feed(SavingPublished(job.record.saves))
-    assert job.record.saved is not None
-    assert job.record.save_failure is None
+    assert job.record.checkpoints.save_failure is not None, "one that is begun has not succeeded"
+    job.both(step=job.record.checkpoints.saving.after_step + 1), job.store("a"), job.store("b")
+    job.feed(SavingPublished(job.record.checkpoints.saves))
+    assert job.record.checkpoints.saved is not None
+    assert job.record.checkpoints.save_failure is None
     job.lead_anew()
     assert job.shown_failure is None
 
@@ -230,7 +230,7 @@ def test_a_word_of_publishing_that_is_late_comes_to_nothing() -> None:
     job = Job()
     job.both(step=5)
     job.feed(AskCheckpoint("r"))
-    assert job.record.saves == 1
+    assert job.record.checkpoints.saves == 1
     before = job.record
     job.feed(SavingPublished(1))  # it cannot be: no part is durable
     job.feed(PublishingFailed(7, "of long ago"))
@@ -249,13 +249,13 @@ def test_what_is_published_was_put_on_record_before() -> None:
     assert not any(isinstance(one, WriteManifest) for one in before)
     after = writing.handle(Written(2))
     [manifest] = [one for one in after if isinstance(one, WriteManifest)]
-    assert manifest.record is job.record and manifest.record.saving.complete
+    assert manifest.record is job.record and manifest.record.checkpoints.saving.complete
     assert any(isinstance(one, Publish) for one in after)
 
 
 def _stored(job: Job, worker: str) -> Observation:
     known = fields(job.last[worker])
-    return Observation(**{**known, "saved_part": (job.record.saves, PART), "at": job.now})
+    return Observation(**{**known, "saved_part": (job.record.checkpoints.saves, PART), "at": job.now})
 
 
 def test_answers_are_as_the_record_has_it_for_each_leader() -> None:
@@ -264,13 +264,13 @@ def test_answers_are_as_the_record_has_it_for_each_leader() -> None:
     assert TellOfSaving(0, "") in job.feed(AskCheckpoint("r"))
     job.lead_anew()
     assert TellOfSaving(0, "") in job.feed(AskCheckpoint("r"))
-    assert len(job.record.save_requests) == 1
+    assert len(job.record.checkpoints.save_requests) == 1
     job.both(step=20)
     job.store("a"), job.store("b")
     job.feed(SavingPublished(1))
     job.lead_anew()
-    path = job.record.saved.path
-    assert TellOfSaving(job.record.saved.step, path) in job.feed(AskCheckpoint("r"))
+    path = job.record.checkpoints.saved.path
+    assert TellOfSaving(job.record.checkpoints.saved.step, path) in job.feed(AskCheckpoint("r"))
 
 
 def test_a_job_without_a_ring_takes_a_request_and_saves_once_it_trains() -> None:
@@ -279,18 +279,18 @@ def test_a_job_without_a_ring_takes_a_request_and_saves_once_it_trains() -> None
     policy = JobPolicy(checkpointing=Checkpointing("/c"))
     job.feed(Register(Identity("a", "h", "h", 1, 1), 1, 1, 0, job_policy=policy))
     assert TellOfSaving(0, "") in job.feed(AskCheckpoint("r"))
-    assert not job.record.saves
+    assert not job.record.checkpoints.saves
     job.see("a", phase=Phase.TRAINING, generation=1, data=DATA)
     job.see("a", step=3)
     job.pass_time(1.0)
-    assert job.record.saves == 1
+    assert job.record.checkpoints.saves == 1
 
 
 @pytest.mark.parametrize(("asked", "goes"), [(0, True), (2, True), (1, False), (3, False)])
 def test_a_request_to_go_that_was_for_another_life_of_the_job_is_refused(asked: int, goes: bool) -> None:
     job = Job(life=2)
     commands = job.feed(AskPreempt("others come first", 30.0, asked))
-    assert (job.record.preemption is not None) == goes
+    assert (job.record.checkpoints.preemption is not None) == goes
     assert (Refuse(f"life {asked} of the job was to go, and it is in life 2") in commands) != goes
 
 
@@ -298,7 +298,7 @@ def test_a_saving_under_way_at_the_end_is_given_up_with_it() -> None:
     job = Job(DataSpec(total=200, epochs=1, batch=10), every_steps=5)
     job.both(step=4)
     job.both(step=5)
-    assert job.record.saving is not None
+    assert job.record.checkpoints.saving is not None
     commands = job.both(step=10, phase=Phase.DONE)
     assert job.record.state is JobState.FINISHED
     assert "checkpoint_failed" in kinds(commands)
@@ -311,13 +311,13 @@ def test_a_request_that_is_open_at_the_end_is_refused_by_each_leader_as_the_job_
     job = Job(DataSpec(total=200, epochs=1, batch=10))
     job.both(step=4)
     assert TellOfSaving(0, "") in job.feed(AskCheckpoint("r"))
-    assert job.record.saving is not None
+    assert job.record.checkpoints.saving is not None
     if not trying:
-        job.see("a", save_failed=(job.record.saves, "the disk is full"))
-        assert job.record.saving is None
+        job.see("a", save_failed=(job.record.checkpoints.saves, "the disk is full"))
+        assert job.record.checkpoints.saving is None
     job.both(step=10, phase=Phase.DONE)
     assert job.record.state is JobState.FINISHED
-    [asked] = job.record.save_requests
+    [asked] = job.record.checkpoints.save_requests
     assert not asked.path and not asked.failure
     for _ in range(2):
         assert Refuse("the job is over: finished") in job.feed(AskCheckpoint("r"))
@@ -332,11 +332,11 @@ def test_a_request_outlasts_lost_words_of_publishing_and_fails_with_its_third_sa
     for _ in range(2000):
         step += 1
         commands = [*job.pass_time(5.0), *job.both(step=step)]
-        saving = job.record.saving
+        saving = job.record.checkpoints.saving
         if saving is not None and not saving.complete and step > saving.after_step:
             commands += [*job.store("a"), *job.store("b")]
         published += [one.number for one in commands if isinstance(one, PublishSaving)]  # and no word of it comes
-        if job.record.save_requests[0].failure:
+        if job.record.checkpoints.save_requests[0].failure:
             break
     assert published == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     refused = "no checkpoint came about in 3 tries, the last one for this: it could not be published: "
@@ -350,7 +350,7 @@ def test_the_end_waits_for_the_last_one_and_not_for_ever() -> None:
     job = Job(DataSpec(total=200, epochs=1, batch=10), last=True)
     job.both(step=4)
     job.both(step=5)
-    saving = job.record.saving
+    saving = job.record.checkpoints.saving
     assert saving is not None and saving.after_step == 10
     job.store("a"), job.store("b")
     job.both(step=10, phase=Phase.DONE)
@@ -358,7 +358,7 @@ def test_the_end_waits_for_the_last_one_and_not_for_ever() -> None:
     for _ in range(10):
         job.pass_time(130.0)
     assert job.record.state is JobState.FINISHED
-    assert job.record.saved is None
+    assert job.record.checkpoints.saved is None
 
 
 def test_orders_name_a_part_only_to_members_of_its_ring_and_only_while_one_is_missing() -> None:
@@ -368,7 +368,7 @@ def test_orders_name_a_part_only_to_members_of_its_ring_and_only_while_one_is_mi
     book = OrderBook(job.record, 1)
     saves = [book.orders(worker).save for worker in ("a", "b", "c")]
     assert [save.part for save in saves[:2]] == [0, 1] and saves[2] is None
-    assert {(save.parts, save.path) for save in saves[:2]} == {(2, job.record.saving.path)}
+    assert {(save.parts, save.path) for save in saves[:2]} == {(2, job.record.checkpoints.saving.path)}
     job.both(step=30)
     job.store("a"), job.store("b")
     assert OrderBook(job.record, 1).orders("a").save is None
@@ -378,7 +378,7 @@ def test_a_record_with_a_saving_is_kept_and_read_again() -> None:
     job = Job(every_steps=10)
     job.both(step=11), job.feed(AskCheckpoint("r"))
     job.both(step=30), job.store("a"), job.store("b")
-    assert job.record.saving.complete
+    assert job.record.checkpoints.saving.complete
     assert decode_record(encode_record(job.record)) == job.record
 
 
@@ -394,7 +394,7 @@ def saved_data(size: int = 2) -> Resumed:
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_job_that_is_resumed_goes_on_with_what_is_left(size: int) -> None:
     job = Job(resumed=saved_data(size))
-    assert job.record.resumed.step == 17
+    assert job.record.checkpoints.resumed.step == 17
     ledger = job.machine.ledger
     assert ledger is not None and not is_inherited(ledger)
     assert ledger.roster == ("a", "b")
@@ -402,7 +402,7 @@ def test_a_job_that_is_resumed_goes_on_with_what_is_left(size: int) -> None:
     job.both(step=4)
     job.lead_anew()
     assert job.machine.ledger.roster == ("a", "b")
-    assert job.record.resumed.path == "/c/j/0001"
+    assert job.record.checkpoints.resumed.path == "/c/j/0001"
 
 
 def _of_steps(size: int) -> list[int]:
@@ -421,18 +421,18 @@ def test_what_a_script_asks_for_is_served_by_the_saving_under_way_unless_that_is
     job = Job(every_steps=10)
     job.both(step=9)
     job.both(step=10)
-    saving = job.record.saving
+    saving = job.record.checkpoints.saving
     assert saving is not None
     job.both(save_wanted=saving.after_step)
-    assert [one.first for one in job.record.save_requests] == [1]
+    assert [one.first for one in job.record.checkpoints.save_requests] == [1]
     job.both(save_wanted=saving.after_step + 1)
-    assert [one.first for one in job.record.save_requests] == [1, 2]
+    assert [one.first for one in job.record.checkpoints.save_requests] == [1, 2]
 
 
 def test_a_job_that_is_not_saved_hears_no_script() -> None:
     job = Job(folder="")
     job.both(step=5, save_wanted=6)
-    assert not job.record.save_requests and not job.record.save_wanted
+    assert not job.record.checkpoints.save_requests and not job.record.checkpoints.save_wanted
 
 
 def test_only_a_jobs_first_worker_needs_what_it_goes_on_from() -> None:

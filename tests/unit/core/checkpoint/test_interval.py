@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import pytest
 
 from edl.core.checkpoint.due_times import COSTS_KEPT, LONGEST_S, MOST_S, chosen, cost, interval_of, mean_fault_s
 from edl.core.job.leader_machine import new_record
 from edl.protocol.checkpoint_record import Auto, Checkpointing, Cost, Resumed
 from edl.protocol.job_policy import JobPolicy
+from edl.protocol.record import changed
 
 AUTO = Auto()
 
@@ -60,16 +60,14 @@ def test_faults_and_the_time_trained_count_over_all_lives() -> None:
     assert mean_fault_s(AUTO, 3600.0, 3) == 1800.0
     record = new_record("j", 0.0)
     policy = JobPolicy(checkpointing=Checkpointing("/c", life=3, auto=AUTO))
-    record = msgspec.structs.replace(
-        record, job_policy=policy, losses=1, save_costs=of(0.5), resumed=Resumed(900, 2, "/c/j/x")
-    )
+    record = changed(record, job_policy=policy, losses=1, save_costs=of(0.5), resumed=Resumed(900, 2, "/c/j/x"))
     found = interval_of(record, 100, 36.0)  # 1,000 steps of 36 s, and an hour; two lives before, and one worker
     assert found is not None
     assert found.seconds == pytest.approx(math.sqrt(2 * (36_000 + 3600) / 4 * 0.5))
 
 
 def test_a_job_that_is_told_how_often_does_not_choose() -> None:
-    record = msgspec.structs.replace(
+    record = changed(
         new_record("j", 0.0), job_policy=JobPolicy(checkpointing=Checkpointing("/c", every_s=30.0)), save_costs=of(0.5)
     )
     assert interval_of(record, 100, 0.1) is None

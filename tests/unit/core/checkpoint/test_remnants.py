@@ -51,7 +51,7 @@ def test_what_is_left_of_two_workers_is_saved_as_one_and_the_job_ends_with_that(
     assert job.orders("a").verdict is Verdict.STAY
     assert job.orders("a").save is None
     job.dies("b", left=0)
-    saving = job.record.saving
+    saving = job.record.checkpoints.saving
     assert saving is not None
     assert (saving.why, saving.after_step, saving.roster) == (Why.REMNANTS, 7, ("b", "a"))
     assert saving.ledger is not None
@@ -63,8 +63,8 @@ def test_what_is_left_of_two_workers_is_saved_as_one_and_the_job_ends_with_that(
     assert job.record.state is not JobState.FAILED
     assert PublishSaving(saving.number) in job.see("b", saved_part=(saving.number, PART))
     job.feed(SavingPublished(saving.number))
-    assert job.record.saved is not None
-    assert job.record.saved.step == 7
+    assert job.record.checkpoints.saved is not None
+    assert job.record.checkpoints.saved.step == 7
     assert job.record.state is JobState.FAILED
     assert job.record.reason.startswith("no worker is left that has the model's state")
     assert job.orders("a").verdict is Verdict.STOP
@@ -76,19 +76,19 @@ def test_nothing_is_saved_so_while_a_worker_is_whole() -> None:
         job.see(worker, step=7)
     job.dies("a", left=1)
     job.dies("b", left=0)
-    assert len(job.record.remnants) == 2
-    assert job.record.saves == 0
+    assert len(job.record.checkpoints.remnants) == 2
+    assert job.record.checkpoints.saves == 0
     assert job.record.plan is not None
     assert job.record.plan.roster == ("c",)
     job.dies("c", left=0)
-    assert job.record.saving.roster == ("b", "a")
+    assert job.record.checkpoints.saving.roster == ("b", "a")
 
 
 def test_halves_of_the_same_places_save_nothing(job: LimbedJob) -> None:
     job.dies("a", left=1)
     job.dies("b", left=1)
     assert job.record.state is JobState.FAILED
-    assert job.record.saves == 0
+    assert job.record.checkpoints.saves == 0
 
 
 def test_halves_of_different_steps_save_nothing(job: LimbedJob) -> None:
@@ -100,7 +100,7 @@ def test_halves_of_different_steps_save_nothing(job: LimbedJob) -> None:
 def test_a_step_that_is_durable_is_not_saved_again() -> None:
     job = LimbedJob(every_steps=5)
     job.both(step=6)
-    after = job.record.saving.after_step
+    after = job.record.checkpoints.saving.after_step
     job.both(step=after)
     for worker in "ab":
         job.store(worker)
@@ -108,14 +108,14 @@ def test_a_step_that_is_durable_is_not_saved_again() -> None:
     job.dies("a", left=1)
     job.dies("b", left=0)
     assert job.record.state is JobState.FAILED
-    assert job.record.saved.step == after
+    assert job.record.checkpoints.saved.step == after
 
 
 def test_a_job_without_a_folder_holds_nothing() -> None:
     job = LimbedJob(folder="")
     job.both(step=7)
     job.dies("a", left=1)
-    assert job.record.remnants == ()
+    assert job.record.checkpoints.remnants == ()
     assert job.orders("a").verdict is Verdict.STOP
 
 
@@ -125,7 +125,7 @@ def test_what_is_left_is_let_go_once_the_others_have_made_a_step(job: LimbedJob)
     assert job.record.generation == 2
     assert job.orders("a").verdict is Verdict.STAY
     job.see("b", step=8)
-    assert job.record.remnants == ()
+    assert job.record.checkpoints.remnants == ()
     assert job.orders("a").verdict is Verdict.STOP
     assert any(isinstance(one, Refuse) for one in job.see("a"))
 
@@ -136,15 +136,15 @@ def test_a_job_that_waits_for_workers_has_a_whole_one_and_lets_go() -> None:
     job.dies("a", left=1)
     job.pass_time(0.1)
     assert job.record.state is not JobState.FAILED
-    assert job.record.remnants == ()
+    assert job.record.checkpoints.remnants == ()
 
 
 def test_what_is_left_is_not_held_for_ever(job: LimbedJob) -> None:
     job.dies("a", left=1)
     job.pass_time(4.0)
-    assert job.record.remnants
+    assert job.record.checkpoints.remnants
     job.pass_time(2.0)
-    assert job.record.remnants == ()
+    assert job.record.checkpoints.remnants == ()
 
 
 def test_a_remnant_that_cannot_copy_ends_the_wait(job: LimbedJob) -> None:
@@ -152,7 +152,7 @@ def test_a_remnant_that_cannot_copy_ends_the_wait(job: LimbedJob) -> None:
     job.dies("b", left=0)
     job.see("b", save_failed=(1, "its update had begun"))
     assert job.record.state is JobState.FAILED
-    assert job.record.saved is None
+    assert job.record.checkpoints.saved is None
 
 
 def test_a_daemon_that_goes_with_what_is_left_ends_the_wait(job: LimbedJob) -> None:
@@ -167,11 +167,11 @@ def test_the_next_leader_goes_on_with_the_saving(job: LimbedJob) -> None:
     job.dies("b", left=0)
     job.lead_anew()
     assert job.record.state is not JobState.FAILED
-    number = job.record.saving.number
+    number = job.record.checkpoints.saving.number
     job.see("a", saved_part=(number, PART))
     job.see("b", saved_part=(number, PART))
     job.feed(SavingPublished(number))
-    assert job.record.saved.step == 7
+    assert job.record.checkpoints.saved.step == 7
 
 
 def test_a_whole_worker_is_made_of_each_place_once() -> None:

@@ -50,7 +50,7 @@ def test_what_is_beyond_the_mark_is_of_the_batch_asked_for() -> None:
     assert job.ask(64) == ""
     asked = [one.fact for one in job.told if isinstance(one.fact, BatchAsked)]
     assert [(one.before, one.batch, one.workers) for one in asked] == [(20, 64, 2)]
-    mark = job.machine.record.rebatch
+    mark = job.machine.record.sizing.rebatch
     assert mark is not None
     job.make(11, marked=(mark.number, mark.mark))
     assert [job.trained_in(mark.mark), job.trained_in(mark.mark + 1)] == [20, 64]
@@ -78,7 +78,7 @@ def test_it_stays_with_another_leader_and_another_size() -> None:
     job.see("c", Phase.READY, data=LONG)
     plan = job.machine.record.plan
     if plan is None:  # the mark comes first
-        mark = job.machine.record.rebatch
+        mark = job.machine.record.sizing.rebatch
         assert mark is not None
         job.make(12, marked=(mark.number, mark.mark))
         plan = job.machine.record.plan
@@ -98,7 +98,7 @@ def test_it_stays_with_another_leader_and_another_size() -> None:
 def test_what_cannot_be_is_refused_with_the_remedy(data: DataSpec | None, samples: int, reason: str) -> None:
     job = Training(data)
     assert reason in job.ask(samples)
-    assert job.machine.record.asked_batch == 0
+    assert job.machine.record.sizing.asked_batch == 0
 
 
 def test_a_job_that_is_over_has_no_other_batch() -> None:

@@ -110,11 +110,11 @@ def test_no_step_in_the_next_ring_counts_by_the_leases_of_before(job: Job) -> No
 
 def test_nothing_is_foreseen_while_leases_are_cut_anew(job: Job) -> None:
     job.feed(AskBatch(80))
-    assert job.machine.record.rebatch is not None
+    assert job.machine.record.sizing.rebatch is not None
     job.feed(Vanished("d", "killed"))
     for worker in ("a", "b", "c"):
         breaks(job, worker, 5)
-    assert (plan(job).foreseen, job.machine.record.rebatch is None) == (None, False), (
+    assert (plan(job).foreseen, job.machine.record.sizing.rebatch is None) == (None, False), (
         "how far they read is told as they come"
     )
 

@@ -33,7 +33,7 @@ class Marked(Job):
 
     @property
     def mark(self) -> tuple[int, int]:
-        under_way = self.machine.record.rebatch
+        under_way = self.machine.record.sizing.rebatch
         assert under_way is not None
         return under_way.number, under_way.mark
 
@@ -97,7 +97,7 @@ def test_once_the_ring_stands_the_mark_is_gone():
         job.tell(worker, mark)
     for worker in "abc":
         job.see(worker, Phase.TRAINING, generation=2, step=mark, data=DATA, leases_of=2)
-    assert (job.machine.record.generation, job.machine.record.rebatch) == (2, None)
+    assert (job.machine.record.generation, job.machine.record.sizing.rebatch) == (2, None)
     assert all(share.rebatch == 0 for share in job.orders("a").shares)
 
 
@@ -107,14 +107,14 @@ def test_a_worker_that_does_not_tell_holds_the_switch_up_for_a_moment_only():
     job.tell("a", mark)
     job.now += job.machine.lead_times.torn_s
     job.feed(TimePassed())
-    assert job.machine.record.rebatch is None
+    assert job.machine.record.sizing.rebatch is None
     assert (job.plan.roster, job.leased("c", (job.plan.after_step or 0) + 1)) == (("a", "b", "c"), 0)
 
 
 def test_a_switch_that_is_not_wanted_any_more_leaves_no_mark():
     job = Marked()
     job.feed(Vanished("c", "gone"))
-    assert (job.machine.record.plan, job.machine.record.rebatch) == (None, None)
+    assert (job.machine.record.plan, job.machine.record.sizing.rebatch) == (None, None)
 
 
 def test_the_mark_of_a_plan_outlives_it_until_a_member_is_known_not_to_have_come_to_its_ring():
@@ -130,7 +130,7 @@ def test_the_mark_of_a_plan_outlives_it_until_a_member_is_known_not_to_have_come
     job.feed(TimePassed())
     assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (4, None, mark)
     job.tell("b", mark, missed=4)
-    assert job.machine.record.rebatch is None
+    assert job.machine.record.sizing.rebatch is None
 
 
 def test_the_mark_holds_as_long_as_its_plan_may_come_into_force_whichever_member_misses_the_switch():
@@ -145,7 +145,7 @@ def test_the_mark_holds_as_long_as_its_plan_may_come_into_force_whichever_member
     job.feed(TimePassed())
     assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (3, None, mark)
     job.tell("b", mark, missed=3)
-    assert job.machine.record.rebatch is None
+    assert job.machine.record.sizing.rebatch is None
 
 
 def test_who_misses_the_switch_reads_on_by_the_leases_of_a_member_that_sits_in_the_ring_of_the_plan():
@@ -163,7 +163,7 @@ def test_who_misses_the_switch_reads_on_by_the_leases_of_a_member_that_sits_in_t
     job.feed(TimePassed())
     assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (3, None, mark)
     job.tell("b", mark, missed=3)
-    assert job.machine.record.rebatch is None
+    assert job.machine.record.sizing.rebatch is None
     share = next(share for share in job.orders("b").shares if share.generation == 1)
     assert held(share.leases, mark, mark + 5) == held(theirs["b"], mark, mark + 5)
 
@@ -177,7 +177,7 @@ def test_no_mark_where_newcomers_have_samples_anyway():
     job.join("c")
     job.see("c", Phase.READY, data=DATA)
     assert job.machine.record.plan is not None
-    assert job.machine.record.rebatch is None
+    assert job.machine.record.sizing.rebatch is None
 
 
 def test_a_new_leader_goes_on_with_the_mark_of_the_one_before():
@@ -220,7 +220,7 @@ def test_where_a_ring_broke_survivors_tell_at_once_and_the_newcomer_has_samples_
     for worker, read in (("a", 14), ("b", 11), ("c", 0)):
         told = {"marked": (number, read)} if read else {}
         job.see(worker, Phase.TRAINING, generation=2, step=10, leases_of=1, data=DATA, **told)
-    assert (job.machine.record.generation, job.machine.record.rebatch) == (2, None)
+    assert (job.machine.record.generation, job.machine.record.sizing.rebatch) == (2, None)
     assert shares_after(job, 10) == shares_after(job, 15) == [10, 10, 10]
     assert job.machine.ledger is not None
     assert held(job.machine.ledger.leases("a"), 10, 14) == held(present, 10, 14), "its pipeline has these already"
@@ -232,11 +232,11 @@ def test_where_a_survivor_has_not_told_leases_are_cut_in_the_ring_that_follows()
         job.see(worker, Phase.TRAINING, generation=2, step=10, leases_of=1, data=DATA)
     assert job.machine.record.generation == 2
     assert shares_after(job, 10) == [10, 10, 0]
-    assert job.machine.record.rebatch is not None
+    assert job.machine.record.sizing.rebatch is not None
 
 
 def test_a_survivor_that_waits_for_samples_in_a_broken_ring_is_given_them():
     """It would never find out that its ring is broken."""
     job = broken()
     job.tell("b", 10, missed=2)
-    assert job.machine.record.rebatch is None
+    assert job.machine.record.sizing.rebatch is None

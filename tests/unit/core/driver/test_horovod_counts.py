@@ -27,8 +27,8 @@ class Driven(Job):
 
     @property
     def count(self) -> DriverCount:
-        assert self.machine.record.driver is not None
-        return self.machine.record.driver
+        assert self.machine.record.sizing.driver is not None
+        return self.machine.record.sizing.driver
 
     def state(self, worker: str) -> WorkerState:
         return next(m.state for m in self.machine.record.members if m.identity.id == worker)
@@ -121,7 +121,7 @@ def test_a_host_that_is_gone_lets_the_driver_count_and_is_shown():
     assert job.orders("w0").recount == 1
     job.word("w0", answered=1, size=1)
     record = job.machine.record
-    assert (record.driver.given_up, record.driver.lost_slots, record.target) == (("b",), (), 1)
+    assert (record.sizing.driver.given_up, record.sizing.driver.lost_slots, record.target) == (("b",), (), 1)
     assert "given up b" in status_of(job.machine, 1, "w0", {}).horovodrun
     job.start("w2", "b:0")
     assert job.count.given_up == ()

@@ -27,7 +27,7 @@ from edl.errors import InvalidTransition
 from edl.facts import EpochEnded
 from edl.protocol import leader_messages as say
 from edl.protocol.leader_messages import AskScale, Register
-from edl.protocol.record import Identity, JobState, Record
+from edl.protocol.record import Identity, JobState, Record, changed
 
 FOUND = new_record("j", 0.0)
 EVENT = Tell(EpochEnded(epoch=1), 0, 1)
@@ -35,7 +35,7 @@ ASKED = GiveAnswer("w0", say.Done())
 
 
 def later(record: Record, **changes: object) -> Record:
-    return msgspec.structs.replace(record, version=record.version + 1, **changes)
+    return changed(record, version=record.version + 1, **changes)
 
 
 def decided(record: Record, *told: Tell, pressing: int = 0, at_rest: bool = True) -> BatchDecided[str]:

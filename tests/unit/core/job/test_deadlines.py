@@ -346,7 +346,7 @@ def marked_job(at: float) -> tuple[Job, tuple[int, int]]:
     for worker in ("w0", "w1"):
         job.see(worker, Phase.TRAINING, 1, 5, at)
     job.feed(AskBatch(30), at)
-    under_way = job.machine.record.rebatch
+    under_way = job.machine.record.sizing.rebatch
     assert under_way is not None
     return job, (under_way.number, under_way.mark)
 

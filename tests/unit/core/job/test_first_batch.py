@@ -64,7 +64,7 @@ def test_each_worker_is_named_with_what_it_waits_for_and_where() -> None:
     assert not job.reason
     job.waits("w1", "a model")
     assert "rank 0 (w0) waits for a comparison, in step 1 at train.py:0; rank 1 (w1) waits for a model" in job.reason
-    assert job.machine.record.failed_by is FailedBy.REFUSAL
+    assert job.machine.record.ending.failed_by is FailedBy.REFUSAL
 
 
 @pytest.mark.parametrize(

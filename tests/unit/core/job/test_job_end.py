@@ -220,7 +220,9 @@ def test_who_missed_the_switch_to_the_last_ring_and_ended_in_the_one_before_is_n
     job.join("w2")
     job.see("w2", Phase.READY, data=LONG)
     for worker in ("w0", "w1"):
-        job.see(worker, Phase.TRAINING, 1, 5, data=LONG, marked=(1, 40) if job.machine.record.rebatch else (0, 0))
+        job.see(
+            worker, Phase.TRAINING, 1, 5, data=LONG, marked=(1, 40) if job.machine.record.sizing.rebatch else (0, 0)
+        )
     plan = job.machine.record.plan
     assert plan is not None and plan.after_step is not None and plan.roster == ("w0", "w1", "w2")
     job.train(plan.generation, plan.after_step, "w0", "w2")

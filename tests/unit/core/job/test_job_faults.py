@@ -404,7 +404,7 @@ def in_a_switch() -> Job:
     job.join("w2")
     job.see("w2", Phase.READY, 0)
     for worker in ("w0", "w1"):
-        job.see(worker, Phase.TRAINING, 1, 5, marked=(1, 40) if job.machine.record.rebatch else (0, 0))
+        job.see(worker, Phase.TRAINING, 1, 5, marked=(1, 40) if job.machine.record.sizing.rebatch else (0, 0))
     assert job.plan.roster == ("w0", "w1", "w2")
     return job
 

@@ -377,7 +377,7 @@ def test_a_request_before_the_first_worker_is_asked_again_as_that_worker_brings_
     job = Job(np=2, minimum=1, maximum=4)
     assert job.feed(asked) == [Refuse("none of its workers has joined yet", retry=True)]
     job.join("w0")
-    assert (job.machine.record.target, job.machine.record.taken) == (2, ())
+    assert (job.machine.record.target, job.machine.record.sizing.taken) == (2, ())
     assert Acknowledge(3) in job.feed(AskScale(3, "r"))
     assert job.machine.record.target == 3
 

@@ -10,7 +10,7 @@ from edl.core.job.leader_machine import new_record
 from edl.core.resize import host_migration
 from edl.protocol.job_policy import Replacing
 from edl.protocol.leader_messages import AskMigrate
-from edl.protocol.record import DriverCount, Identity, Limits, Member, Migration, Record, Room, WorkerState
+from edl.protocol.record import DriverCount, Identity, Limits, Member, Migration, Record, Room, WorkerState, changed
 
 TRAINING = WorkerState.TRAINING
 
@@ -24,7 +24,7 @@ def job(*hosts: str, **changes: object) -> Record:
     record = msgspec.structs.replace(
         new_record("j", 0.0), generation=1, target=len(hosts), members=members, roster=roster, arrivals=len(hosts)
     )
-    return msgspec.structs.replace(record, **changes)
+    return changed(record, **changes)
 
 
 def ask(record: Record, host: str = "a", *to: Room) -> Migration | Refuse:

@@ -75,9 +75,9 @@ class Job:
     def tell_how_far_pipelines_have_read(self) -> None:
         """A planned switch waits for that, where its newcomers would have no samples else."""
         record, step = self.record, self.machine.newest_step
-        if record.rebatch is not None and record.plan is None:
+        if record.sizing.rebatch is not None and record.plan is None:
             for worker in record.roster:
-                mark = (record.rebatch.number, record.rebatch.mark)
+                mark = (record.sizing.rebatch.number, record.sizing.rebatch.mark)
                 self.see(worker, Phase.TRAINING, record.generation, step, marked=mark)
 
     def answer(self, asked: Scaling) -> Acknowledge | Refuse:
@@ -156,7 +156,7 @@ def test_only_the_newest_requests_are_remembered() -> None:
     job = running()
     for number in range(scale_requests.KEPT + 5):
         job.feed(AskScale(2 + number % 2, f"r{number}"))
-    assert [taken.request for taken in job.record.taken] == [f"r{5 + i}" for i in range(scale_requests.KEPT)]
+    assert [taken.request for taken in job.record.sizing.taken] == [f"r{5 + i}" for i in range(scale_requests.KEPT)]
 
 
 @pytest.mark.parametrize("size", [3, 4])

@@ -62,7 +62,7 @@ def test_a_decision_is_told_kept_and_done() -> None:
     job = job_of_two()
     job.rule(3)
     assert job.decision() == {"size": 3, "x": 1.0, "reason": "because", "act": True}
-    assert (job.record.target, job.record.ruling) == (3, "because")
+    assert (job.record.target, job.record.sizing.ruling) == (3, "because")
     job.rule(1, act=False)
     assert job.record.target == 3
     assert job.decision()["act"] is False
@@ -84,7 +84,7 @@ def test_another_comes_before_the_slow_one_goes() -> None:
     assert job.record.target == 2
     assert {m.identity.id: m.state for m in job.record.members}["a"] is WorkerState.LEAVING
     job.enter()
-    assert (job.record.roster, job.record.target, job.record.replacing) == (("b", "c"), 2, None)
+    assert (job.record.roster, job.record.target, job.record.sizing.replacing) == (("b", "c"), 2, None)
 
 
 def test_where_no_more_are_allowed_the_slow_one_goes_first() -> None:
@@ -92,7 +92,7 @@ def test_where_no_more_are_allowed_the_slow_one_goes_first() -> None:
     job.rule(2, "a")
     assert job.record.target == 1
     job.enter()
-    assert (job.record.roster, job.record.target, job.record.replacing) == (("b",), 2, None)
+    assert (job.record.roster, job.record.target, job.record.sizing.replacing) == (("b",), 2, None)
     job.come("c")
     job.enter()
     assert job.record.roster == ("b", "c")
@@ -101,25 +101,25 @@ def test_where_no_more_are_allowed_the_slow_one_goes_first() -> None:
 def test_no_worker_is_replaced_below_the_minimum_nor_is_the_last_one() -> None:
     job = job_of_two(minimum=2, maximum=2)
     job.rule(2, "a")
-    assert (job.record.target, job.record.replacing, job.decision()["act"]) == (2, None, False)
+    assert (job.record.target, job.record.sizing.replacing, job.decision()["act"]) == (2, None, False)
     alone = Governed(1)
     alone.start("a")
     alone.rule(1, "a")
-    assert alone.record.replacing is None
+    assert alone.record.sizing.replacing is None
 
 
 def test_a_slow_one_that_dies_is_replaced_all_the_same() -> None:
     job = job_of_two()
     job.rule(2, "a")
     job.see("a", Phase.FAILED, 1, 0, reason="killed")
-    assert (job.record.target, job.record.replacing) == (2, None)
+    assert (job.record.target, job.record.sizing.replacing) == (2, None)
 
 
 def test_who_asks_for_a_size_meanwhile_gets_that() -> None:
     job = job_of_two()
     job.rule(2, "a")
     job.feed(AskScale(4))
-    assert (job.record.target, job.record.replacing) == (4, None)
+    assert (job.record.target, job.record.sizing.replacing) == (4, None)
 
 
 def test_no_newcomer_is_waited_for_longer_than_a_boot_may_take() -> None:
@@ -127,7 +127,7 @@ def test_no_newcomer_is_waited_for_longer_than_a_boot_may_take() -> None:
     job.rule(2, "a")
     job.now += Deadlines().boot_s
     job.feed(TimePassed())
-    assert (job.record.target, job.record.replacing) == (2, None)
+    assert (job.record.target, job.record.sizing.replacing) == (2, None)
     assert job.decision()["act"] is False
 
 
@@ -140,7 +140,7 @@ def test_a_newcomer_that_is_not_in_the_ring_by_then_leaves_again_else_the_job_wo
     assert job.record.plan is None
     job.now += 1
     job.feed(TimePassed())
-    assert (job.record.target, job.record.replacing) == (2, None)
+    assert (job.record.target, job.record.sizing.replacing) == (2, None)
     assert job.state("c") is WorkerState.LEAVING
     assert job.state("a") is WorkerState.TRAINING
 
@@ -152,7 +152,7 @@ def test_a_newcomer_whose_switch_is_planned_by_then_takes_the_slow_ones_place() 
     assert job.record.plan is not None
     job.now += Deadlines().boot_s
     job.feed(TimePassed())
-    assert job.record.replacing is not None
+    assert job.record.sizing.replacing is not None
     job.enter()
     assert job.state("a") is WorkerState.LEAVING
 
@@ -161,5 +161,5 @@ def test_what_was_measured_is_kept_and_wakes_no_worker() -> None:
     job = job_of_two()
     pressing = job.machine.pressing
     job.feed(Measured((Rate(2, 100, 1000, 1.0),)))
-    assert job.record.rates == (Rate(2, 100, 1000, 1.0),)
+    assert job.record.sizing.rates == (Rate(2, 100, 1000, 1.0),)
     assert job.machine.pressing == pressing

@@ -414,7 +414,7 @@ def test_scripts_that_end_in_states_that_differ_do_not() -> None:
     job.feed(TookOver(frozenset({"w1"})))
     ends(job, "w1", 8)
     record = job.machine.record
-    assert (record.state, record.failed_by) == (JobState.FAILED, FailedBy.DIVERGENCE)
+    assert (record.state, record.ending.failed_by) == (JobState.FAILED, FailedBy.DIVERGENCE)
     assert job.kinds()[-2:] == ["diverged", "job_failed"]
     assert "w1 differs from w0, the lowest rank's, first in fc.weight (only that)" in record.reason
     assert "after the last step" in record.reason
