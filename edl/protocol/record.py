@@ -450,4 +450,12 @@ def encode_record(record: Record) -> bytes:
 
 def decode_record(value: bytes) -> Record:
     """Decode a stored record. Raises `msgspec.MsgspecError` or `zlib.error` for anything else."""
-    return msgspec.json.decode(value if value.startswith(b"{") else zlib.decompress(value), type=Record)
+    plain = value if value.startswith(b"{") else zlib.decompress(value)
+    if b'"checkpoints":{' in plain:
+        return msgspec.json.decode(plain, type=Record)
+    # A job that an earlier version has left: what is in parts now was the record's own.
+    fields = msgspec.json.decode(plain, type=dict[str, Any])
+    parts: dict[str, dict[str, Any]] = {part: {} for part in PART_OF.values()}
+    for field in PART_OF.keys() & fields.keys():
+        parts[PART_OF[field]][field] = fields.pop(field)
+    return msgspec.json.decode(msgspec.json.encode(fields | parts), type=Record)

@@ -9,7 +9,18 @@ from edl.coordination.store import MAX_VALUE_BYTES
 from edl.core.data.ledgers import new_ledger
 from edl.core.job.leader_machine import new_record
 from edl.protocol.data_nouns import DataSpec
-from edl.protocol.record import Identity, Member, Plan, Record, WorkerState, decode_record, encode_record
+from edl.protocol.record import (
+    PART_OF,
+    FailedBy,
+    Identity,
+    Member,
+    Plan,
+    Record,
+    WorkerState,
+    changed,
+    decode_record,
+    encode_record,
+)
 
 
 def record(workers: int, plans: int = 0) -> Record:
@@ -44,3 +55,11 @@ def test_a_thousand_workers_with_plans_that_were_dropped_fit_into_a_node():
 def test_what_is_no_record_is_refused():
     with pytest.raises(msgspec.MsgspecError):
         decode_record(b"{}")
+
+
+def test_a_record_of_an_earlier_version_whose_fields_were_in_no_parts_is_read():
+    written = changed(record(4), saves=3, failed_by=FailedBy.REFUSAL, shares={"w00000001": 0.5})
+    flat = msgspec.json.decode(encode_record(written))
+    for part in set(PART_OF.values()):
+        flat |= flat.pop(part)
+    assert decode_record(msgspec.json.encode(flat)) == written
