@@ -63,7 +63,8 @@ from edl.proof.step_figures import recovery_figures
 WORKERS = 3
 NAME = "recovery"
 OURS = ("edl", "stream")
-STEPS = 40  # that must be made before the kill, and at the end; before it half as many more as the peers commit after
+STEPS = 40  # that must be made at the end
+STEPS_BEFORE = 400  # before the kill, and half as many as the peers commit after: newcomers are forked by then
 BOOT_S, PATIENCE_S = 240.0, 90.0
 HOSTS = ("localhost", "127.0.0.1", "127.1")  # the same machine, by names that Horovod takes for three
 FIGURES = ("first", "new", "again", "void", "back", "joining", "step")
@@ -75,7 +76,7 @@ class Round:
 
     def __init__(self, mode: str, framework: str, folder: Path, options: Any) -> None:
         self.mode = mode
-        self._before = STEPS + options.commit_every // 2
+        self._before = STEPS_BEFORE + options.commit_every // 2
         environ = {
             DEVICE: options.device,
             APART: "1" if options.apart else "",
