@@ -180,7 +180,7 @@ def saved(root: Path, stages: tuple[tuple[int, ...], ...], **changes: Any) -> Sa
 
 
 def publish(saving: Saving) -> None:
-    record: Any = SimpleNamespace(job="mnist", saving=saving, resumed=None)
+    record: Any = SimpleNamespace(job="mnist", checkpoints=SimpleNamespace(saving=saving, resumed=None))
     publish_saving(record, 7.0)
 
 
