@@ -307,6 +307,7 @@ def keep(name: str | None, figures: Sequence[Mapping[str, object]], folder: Path
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, load {load:.0f} at the end",
         "reading": old["reading"],
+        **({"columns": old["columns"]} if "columns" in old else {}),
         "figures": list(figures),
     }
     set_file(path, written(result))

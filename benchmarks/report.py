@@ -3,8 +3,8 @@
     python -m benchmarks.report [--check] [--add FILE]
 
 A result is one JSON file: `title`, `command`, `date`, `machine`, `reading` (what the figures say, in a sentence or few)
-and `figures`, a list of rows, each by the names of its columns. A newer result takes the place of the older one of its
-name: a benchmark's `--keep NAME` replaces date, command, machine and figures, and the reading is mended by hand
+and `figures`, a list of rows, each by the names of its columns; `columns` names those that the page shows, where it does
+not show all. A newer result takes the place of the older one of its name: a benchmark's `--keep NAME` replaces date, command, machine and figures, and the reading is mended by hand
 (benchmarks/harness.py). The page shows all of them, in the order below. With `--check` nothing is written, and the exit
 status is 1 where the page is not what the results make of it. With `--add` the page gets a row of a report that
 `edl prove` has written on another machine: its JSON file.
@@ -149,7 +149,7 @@ def page(results: dict[str, dict[str, Any]]) -> str:
 
 
 def shown(result: dict[str, Any]) -> str:
-    columns = list(dict.fromkeys(name for row in result["figures"] for name in row))
+    columns = result.get("columns") or list(dict.fromkeys(name for row in result["figures"] for name in row))
     head = f"**{result['title']}** ({result['date']}; {result['machine']}). {result['reading']}\n\n"
     rows = [columns, *([cell(row.get(name)) for name in columns] for row in result["figures"])]
     first, *others = [f"| {' | '.join(row)} |\n" for row in rows]

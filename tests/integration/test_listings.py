@@ -110,12 +110,7 @@ def test_every_block_of_the_readme_can_be_typed(edl, tmp_path):
     assert reader.typed > 5
 
 
-SOAKS = {"keras.md"}  # `fit` as in quickstart.md, with callbacks, which test_keras_epochs.py has
-LISTINGS = [
-    pytest.param(*one, marks=pytest.mark.soak) if one[0] in SOAKS else one
-    for one in scripts()
-    if not str(one[0]).startswith("tutorial-")  # test_tutorials.py types them along
-]
+LISTINGS = [one for one in scripts() if not str(one[0]).startswith("tutorial-")]  # test_tutorials.py types them along
 
 
 @pytest.mark.parametrize(("page", "number", "code"), LISTINGS, ids=lambda part: str(part)[:20].partition("\n")[0])

@@ -32,7 +32,7 @@ def test_a_result_that_no_section_shows_is_named() -> None:
 @pytest.mark.parametrize("name", sorted(report.kept()))
 def test_a_kept_result_says_what_was_measured_when_and_where(name: str) -> None:
     result = report.kept()[name]
-    assert result.keys() == PARTS
+    assert result.keys() - {"columns"} == PARTS
     assert all(result.values())
 
 
@@ -40,4 +40,12 @@ def test_a_row_without_a_figure_has_an_empty_cell_there() -> None:
     assert report.shown(RESULT) == (
         "**A pause** (2026-11-28; two cores). It is short.\n\n"
         "| ring | ms | stock, ms |\n|---|---|---|\n| torch | 3 |  |\n| horovod |  | 4,261 |\n"
+    )
+
+
+def test_a_result_may_name_the_columns_that_are_shown() -> None:
+    assert "| ms |\n|---|\n| 3 |\n|  |\n" in report.shown({**RESULT, "columns": ["ms"]})
+    assert all(
+        set(result.get("columns", [])) <= {name for row in result["figures"] for name in row}
+        for result in report.kept().values()
     )
