@@ -138,6 +138,7 @@ def faces() -> dict[str, Any]:
     return {face: looked(LOOK, face) for face in ("edl.torch", "edl.tensorflow")}
 
 
+@pytest.mark.slow
 def test_the_names_of_the_contract_are_there(faces: dict[str, Any]) -> None:
     names = {face: set(found["names"]) - ONLY_THERE[face] for face, found in faces.items()}
     assert names["edl.torch"] == names["edl.tensorflow"] >= CONTRACT
@@ -165,11 +166,13 @@ def test_a_face_imports_its_own_framework_only(faces: dict[str, Any]) -> None:
     assert faces["edl.tensorflow"]["modules"] == ["tensorflow", "keras", "horovod.tensorflow"]
 
 
+@pytest.mark.slow
 def test_pytorch_needs_no_horovod_and_tensorflow_says_at_once_that_it_does() -> None:
     """Nor does a name of Horovod's bring it in. Where `--ring horovod` asks for it, one line says what to do."""
     looked(WITHOUT_HOROVOD)
 
 
+@pytest.mark.slow
 def test_the_names_of_horovods_keras_scripts_are_there() -> None:
     assert looked(KERAS) == []
 
@@ -186,6 +189,7 @@ def test_the_names_of_horovods_elastic_scripts_are_there(faces: dict[str, Any]) 
     assert tensorflow["optimizers"][0][0] == tensorflow["optimizers"][1][0]
 
 
+@pytest.mark.slow
 def test_pytorchs_face_needs_no_library_that_stands_on_it() -> None:
     above = ("lightning", "transformers", "accelerate", "edl.lightning", "edl.transformers", "edl.accelerate")
     look = f"import sys, edl.torch; print([name for name in {above} if name in sys.modules])"

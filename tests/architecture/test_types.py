@@ -140,6 +140,7 @@ def _errors(command: list[str], folder: Path, more: dict[str, str]) -> list[tupl
     return [(name, int(line), said) for name, line, said in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(360)  # mypy reads PyTorch once, and keeps what it has read
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_right_lines_pass(checker: str, told: Callable[[str], list[tuple[str, int, str]]]) -> None:
@@ -155,6 +156,7 @@ def test_each_wrong_line_is_an_error(checker: str, told: Callable[[str], list[tu
     assert min(found) >= first
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(360)
 def test_pyright_finds_nothing_in_the_examples_of_pytorch() -> None:
     """Those of TensorFlow meet its own types and those of Keras, which contradict each other."""
@@ -167,6 +169,7 @@ def test_pyright_finds_nothing_in_the_examples_of_pytorch() -> None:
     assert done.returncode == 0 and "0 errors" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("face", ["torch", "tensorflow"])
 def test_horovods_names_are_listed_as_they_are_served(face: str) -> None:
     """Name by name, with their parameters and defaults, so that the list for type checkers does not drift."""

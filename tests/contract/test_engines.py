@@ -310,6 +310,7 @@ async def test_a_command_that_is_not_there_is_said_to_be(played: Played) -> None
     assert cause.code == "no-command"
 
 
+@pytest.mark.slow
 async def test_a_worker_is_not_gone_while_a_process_of_its_own_lives(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,6 +491,7 @@ async def test_what_is_left_in_ray_is_found_and_killed_without_an_agent(played: 
     give_back([node], ray.address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["local"], indirect=True)
 async def test_failures_have_the_right_domain_and_the_right_retry_decision(played: Played) -> None:
     """95 % of them, as the issue asks; which ones are wrong is shown."""

@@ -54,6 +54,7 @@ async def leave(
         await store.create(node_paths.told(job, len(some)), events.encode(*some), sequence=True)
 
 
+@pytest.mark.slow
 async def test_nothing_is_left_of_a_job_that_is_removed(store: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # so many at once as in earnest: a coordinator bounds what a transaction may hold
     await leave(store, name, told=250)

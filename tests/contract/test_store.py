@@ -425,6 +425,7 @@ async def test_an_expired_session_is_told_and_followed_by_a_new_one(store, other
     assert await store.read("/mine") is None
 
 
+@pytest.mark.slow
 async def test_a_session_that_expires_behind_a_cut_is_lost_when_the_wire_is_mended(store, other, world, until):
     links = []
     await store.create("/mine", ephemeral=True)

@@ -21,6 +21,7 @@ def test_a_loop_grows_loses_a_worker_and_shrinks(edl: Any, tmp_path: Any) -> Non
     assert (job.out / "model.pt").exists()
 
 
+@pytest.mark.slow
 def test_the_whole_story_ends_where_accelerate_alone_does(edl: Any, tmp_path: Any) -> None:
     results, alone, epochs, _ = tell(edl, tmp_path, SCRIPT)
     assert len(results) == 2 and results[0]["state"] == results[1]["state"]

@@ -68,6 +68,7 @@ async def served(site: GuardedSite, ear: socket.socket) -> AsyncIterator[None]:
         await asyncio.gather(serving, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_the_page_of_a_job_can_be_used_without_sight() -> None:
     with listen("127.0.0.1", 0) as ear:
         access = Access.fresh(ear.getsockname()[1], "127.0.0.1")
@@ -75,6 +76,7 @@ async def test_the_page_of_a_job_can_be_used_without_sight() -> None:
             assert await asyncio.to_thread(looked_through, access.link, "page") == []
 
 
+@pytest.mark.slow
 async def test_the_page_of_a_cluster_can_be_used_without_sight() -> None:
     async def look() -> ClusterSeen:
         return seen_cluster(a_busy_hour())
@@ -90,6 +92,7 @@ async def test_the_page_of_a_cluster_can_be_used_without_sight() -> None:
     await asyncio.gather(feeding, return_exceptions=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["report", "comparison", "proof", "broken-proof"])
 def test_a_file_can_be_used_without_sight(name: str, tmp_path: Path) -> None:
     broken = msgspec.structs.replace(PROOF, outcome=msgspec.structs.replace(PROOF.outcome, lost=3))

@@ -32,6 +32,7 @@ def hour(edl, starts, kinds):
     assert all(result["tried"][act] for act in ("ask", "press", "surf", "rush", "babble", "enter")), result["tried"]
 
 
+@pytest.mark.slow
 def test_a_few_starts_of_local_servers(edl):
     hour(edl, 5, "zookeeper,etcd,etcd-port,embedded")
 

@@ -43,6 +43,7 @@ def test_it_finds_the_knee_and_a_profile_shows_it(edl, tmp_path):
     launcher.communicate(timeout=patient(60))
 
 
+@pytest.mark.slow
 def test_a_profile_measures_each_size(edl, tmp_path):
     launcher = edl.start("run", "-np", "2", "--job", "g", *edl.warm.command(SCRIPT), "--step-s", json.dumps(KNEE))
     edl.wait(
@@ -117,6 +118,7 @@ def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
     launcher.communicate(timeout=patient(60))
 
 
+@pytest.mark.slow
 def test_a_straggler_takes_fewer_samples(edl, tmp_path):
     policy = ("--stragglers", "share", "--batch-policy", "fixed-global", "--autoscale-every", "2", "--audit", "audit")
     command = [*edl.warm.command(SCRIPT), "--batch", "24", "--sample-s", "0.004", "--slow-slot", "1"]

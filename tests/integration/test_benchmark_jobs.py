@@ -15,6 +15,7 @@ WORKER = Path(__file__).parents[2] / "benchmarks" / "worker.py"
 STEPS = 5
 
 
+@pytest.mark.slow
 def test_a_newcomer_trains_on_after_its_rehearsal(edl, tmp_path):
     notes = Notes(tmp_path)
     command = [*edl.warm.command(WORKER), str(tmp_path), "--step-ms", "5"]

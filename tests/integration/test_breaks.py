@@ -20,11 +20,13 @@ def breaking(edl: Any, tmp_path: Any, way: str) -> Job:
     return Job(edl, tmp_path / "out", 2, script=["torch_breaks.py", "--way", way], **environ)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_all_workers_leave_their_passes_after_the_same_steps(edl: Any, tmp_path: Any, way: str) -> None:
     check(edl, breaking(edl, tmp_path, way))
 
 
+@pytest.mark.slow
 def test_so_they_do_where_each_counts_for_itself_and_all_were_there_from_the_beginning(edl: Any, tmp_path: Any) -> None:
     """A newcomer knows nothing of such a count: it differs, unless the others' passes have shown by then how long they
     are (tests/property/test_passes.py).

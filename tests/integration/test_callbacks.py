@@ -48,6 +48,7 @@ print(json.dumps([len(runs), runs[0].info.status, runs[0].info.run_name, runs[0]
 """
 
 
+@pytest.mark.slow
 def test_mlflow_has_one_run_with_each_step_once(tmp_path: Path) -> None:
     variables = {"MLFLOW_TRACKING_URI": f"file:{tmp_path / 'runs'}", "MLFLOW_ALLOW_FILE_STORE": "true"}
     found = json.loads(run_alone(MLFLOW, tmp_path, **variables).splitlines()[-1])
@@ -64,6 +65,7 @@ print(track.run)
 """
 
 
+@pytest.mark.slow
 def test_weights_and_biases_offline_has_the_steps_under_the_jobs_run(tmp_path: Path) -> None:
     ident = run_alone(WANDB, tmp_path, WANDB_MODE="offline", WANDB_SILENT="true").splitlines()[-1]
     (file,) = tmp_path.glob(f"wandb/offline-run-*-{ident}/run-{ident}.wandb")

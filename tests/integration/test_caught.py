@@ -48,6 +48,7 @@ def voided(edl: Any) -> dict[int, set[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "environ"),
     [
@@ -78,6 +79,7 @@ def test_what_all_leave_out_is_none(edl: Any, tmp_path: Path, way: str, ring: st
     assert voided(edl) == {}
 
 
+@pytest.mark.slow
 def test_a_worker_that_leaves_it_out_again_ends_by_one_line_and_the_others_train_on(edl: Any, tmp_path: Path) -> None:
     said = run(edl, tmp_path, "torch_caught", EDL_TEST_WAY="again", EDL_RING="torch", EDL_MIN_NP="1")
     assert f"edl.errors.UsageError: step 10 is void again: {SKIPPED}. Skip a mini-batch on all workers" in said

@@ -55,6 +55,7 @@ def halves(folder: JobFolder) -> Iterator[str]:
             yield str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "links", [pytest.param(True, id="links"), pytest.param(False, id="without links", marks=pytest.mark.soak)]
 )

@@ -73,6 +73,7 @@ def test_torch_goes_on_bit_for_bit(edl, tmp_path, ring):
             assert then.results() == whole.results()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring", ["horovod", pytest.param("torch", marks=pytest.mark.soak)])
 def test_a_script_with_data_of_its_own_goes_on_bit_for_bit(edl, tmp_path, ring):
     """Its first mini-batch is computed on what it begins with, before anything of edl is asked: that one is void."""
@@ -119,6 +120,7 @@ def end_saved(life: Life, by: str) -> None:
         life.finish(75)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends_by", ["kill", pytest.param("preempt", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("per_commit", ["1", pytest.param("5", marks=pytest.mark.soak)])
 def test_a_script_of_horovods_elastic_names_goes_on_bit_for_bit(edl, tmp_path, ends_by, per_commit):
@@ -139,6 +141,7 @@ def test_a_script_of_horovods_elastic_names_goes_on_bit_for_bit(edl, tmp_path, e
     assert (size, 13 * epoch + batch) == (2, saved["step"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends_by", ["preempt", pytest.param("kill", marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
     "state",
@@ -382,6 +385,7 @@ def refused(edl, tmp_path, *arguments: str, script=("torch_saved.py",), code=1, 
     return err
 
 
+@pytest.mark.slow
 def test_what_cannot_be_gone_on_from_is_refused_in_one_line(edl, tmp_path, kept):
     copied(kept, tmp_path / "ck")
     before = lambda *flags, **how: refused(edl, tmp_path, flags=flags, **how)  # noqa: E731
@@ -440,6 +444,7 @@ def test_a_broken_checkpoint_is_named_and_passed_over(edl, tmp_path, kept):
 # -------------------------------------------------------------------------------------------------------- a good end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [

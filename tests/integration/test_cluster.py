@@ -123,6 +123,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, warm: WarmPython) -> Itera
         assert cluster.places.living() == {}
 
 
+@pytest.mark.slow
 def test_a_command_runs_and_what_it_prints_is_kept(cluster: LiveCluster) -> None:
     assert (
         cluster("submit", "--name", "hello", "sh", "-c", "echo $EDL_JOB on $CUDA_VISIBLE_DEVICES; echo err >&2")
@@ -201,6 +202,7 @@ def test_edl_scale_asks_the_queue_for_a_job_of_the_cluster(cluster: LiveCluster)
     cluster("wait", "sized", code=1)
 
 
+@pytest.mark.slow
 def test_the_clusters_page_is_served_here_and_of_a_cluster_elsewhere(cluster: LiveCluster, tmp_path: Path) -> None:
     cluster("submit", "--name", "seen", "true")
     cluster("wait", "seen")
@@ -320,6 +322,7 @@ def test_what_a_job_prints_is_bounded(cluster: LiveCluster) -> None:
     assert cluster("logs", "bomb").rstrip().endswith("the end")
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_while_scheduler_agent_keeper_and_coordinator_are_killed(cluster: LiveCluster) -> None:
     audit = cluster.submit("stands", "-np", "2", "--min-np", "2", "--max-np", "2", epochs=3, step_s=0.1)
     cluster.until("stands", "running")
@@ -356,6 +359,7 @@ def test_who_is_more_urgent_trains_once_others_have_shrunk(cluster: LiveCluster)
     cluster.expect_exactly_once(urgent, epochs=1)
 
 
+@pytest.mark.slow
 def test_who_cannot_shrink_is_saved_sent_away_and_goes_on_where_it_was(cluster: LiveCluster) -> None:
     audit = cluster.submit("rigid", "-np", "2", "--min-np", "2", "--max-np", "2", epochs=6, step_s=0.05)
     cluster.until("rigid", "running", step=25)

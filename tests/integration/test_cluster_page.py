@@ -27,6 +27,7 @@ def picture(browser: Browser, name: str) -> None:
         browser.picture(Path(folder) / f"{name}.png")
 
 
+@pytest.mark.slow
 async def test_the_clusters_page_shows_what_happens(edl) -> None:
     seen: list[ClusterSeen] = [looked_at(a_busy_hour())]
 

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 EVERY = ("--checkpoint-every", "15steps")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victims", ["trainers", pytest.param("trainers and daemons", marks=pytest.mark.soak)])
 def test_whose_workers_are_all_killed_goes_on_bit_for_bit(edl, tmp_path, victims):
     script = ("torch_saved.py", "--epochs", "4")

@@ -15,6 +15,7 @@ WAITED: dict[str, tuple[str, str]] = {  # what rank 0 does alone, and what both 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ring", "how"),
     [("horovod", "wraps"), pytest.param("torch", "wraps", marks=pytest.mark.soak), ("horovod", "reduces")],

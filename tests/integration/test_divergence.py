@@ -118,6 +118,7 @@ def test_a_job_of_tensorflow_fails_and_says_what_differs(edl):
     assert done.stderr.count("the workers' states differ after step 20") >= 2  # every worker ends with the reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "fault", "words"),
     [
@@ -151,6 +152,7 @@ def test_an_update_of_gradients_from_several_mini_batches_is_refused_before_a_ne
     assert edl.status("d")["step"] < 2
 
 
+@pytest.mark.slow
 def test_a_newcomer_that_ends_in_another_state_says_nothing_against_the_others(edl, tmp_path):
     """It differs from its twenty-fifth mini-batch on, after the comparison of the sixteenth step; the next one would be
     that of the sixty-fourth.
@@ -166,6 +168,7 @@ def test_a_newcomer_that_ends_in_another_state_says_nothing_against_the_others(e
     assert "edl: the workers' states differ at the end of their scripts" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_value_that_becomes_a_tensor_on_some_workers_is_each_ones_own(edl, tmp_path):
     job = Growing(edl, tmp_path, "torch_newcomer_differs.py", "float")
     edl.wait(lambda: edl.status("d")["size"] == 3, "three workers", timeout_s=120)

@@ -49,6 +49,7 @@ def public_names(module: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in NO_EXAMPLE.get(module, ())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", [module for module in MODULES if module not in IN_JOB])
 def test_every_public_name_has_an_example_that_runs(module, edl, tmp_path) -> None:
     if MODULES[module]:
@@ -56,6 +57,7 @@ def test_every_public_name_has_an_example_that_runs(module, edl, tmp_path) -> No
     play(module, edl, tmp_path)
 
 
+@pytest.mark.slow
 def test_every_public_name_that_looks_at_a_job_has_an_example_that_runs_beside_one(edl, tmp_path) -> None:
     pytest.importorskip("torch")
     script = [sys.executable, str(ROOT / "examples/torch_digits.py"), "--epochs", "1000", "--step-time", "0.05"]

@@ -22,6 +22,7 @@ def elected(job: Job) -> int:
     return sum(event["kind"] == "leader_elected" for event in job.events())
 
 
+@pytest.mark.slow
 def test_a_job_outlives_its_coordinator_and_its_leader(edl, tmp_path):
     job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="5", EDL_MAX_RESTARTS="3", **EMBEDDED)
     job.wait_size(2)
@@ -60,6 +61,7 @@ def test_more_than_jobs_of_one_machine_is_refused_in_one_line(edl, line):
     assert "have a ZooKeeper or an etcd (--local-coordinator, or a running one by --coordinator)" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_no_socket_is_one_line(edl):
     done = edl("run", "-np", "1", "--job", "x", "--coordinator", "embedded:///nowhere/socket", sys.executable, "-c", "")
     assert done.returncode == 2

@@ -159,6 +159,7 @@ async def test_a_journal_that_somebody_removed_is_written_anew(local, tmp_path):
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_folder_that_somebody_removed_is_made_anew(local, tmp_path):
     folder = tmp_path / "embedded"
     store = await connect(local.coordinator, 10.0)
@@ -179,6 +180,7 @@ async def test_a_folder_that_somebody_removed_is_made_anew(local, tmp_path):
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_folder_that_another_server_has_by_now_is_left_to_it(local, tmp_path):
     folder = tmp_path / "embedded"
     local.signal(signal.SIGSTOP)
@@ -224,6 +226,7 @@ async def test_a_wiped_server_takes_no_session_of_before_for_its_own(local, tmp_
     await store.close()
 
 
+@pytest.mark.slow
 async def test_an_outage_costs_no_session(local):
     store = await connect(local.coordinator, 2.0)
     await store.create("/mine", ephemeral=True)
@@ -238,6 +241,7 @@ async def test_an_outage_costs_no_session(local):
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_silent_server_is_noticed_before_the_session_can_expire_and_ends_none_when_it_wakes(local):
     store = await connect(local.coordinator, 4.0)
     session, loop = store.session, asyncio.get_running_loop()

@@ -32,6 +32,7 @@ def newest_step(job: Job) -> int:
     return min(max(of_one, default=0) for of_one in steps)
 
 
+@pytest.mark.slow
 def test_a_job_grows_shrinks_and_outlives_its_leader_and_its_etcd(edl, tmp_path):
     job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="5", EDL_MAX_RESTARTS="3", **ETCD)
     status = job.wait_size(2)
@@ -132,6 +133,7 @@ def test_commands_find_a_job_at_an_outside_etcd_and_clean_up_after_it(edl, tmp_p
     assert "refuses the connection" in gone.stderr and "etcd runs" in gone.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "told"),
     [
@@ -152,6 +154,7 @@ def test_a_wrong_address_is_one_line_and_exit_code_2(edl, address, told):
     assert told in done.stderr
 
 
+@pytest.mark.slow
 def test_each_kind_is_told_from_the_other(edl, tmp_path):
     server = edl.start_command(
         [sys.executable, "-m", "edl.coordination", "--etcd", str(tmp_path / "etcd"), str(free_port())],

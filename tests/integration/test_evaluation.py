@@ -82,6 +82,7 @@ def test_each_epoch_is_evaluated_by_all_who_are_there(
     expect_gathered(job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "ring"),
     [("torch_evaluating.py", "torch"), pytest.param("tf_evaluating.py", "horovod", marks=pytest.mark.soak)],
@@ -115,6 +116,7 @@ def test_a_death_in_an_evaluation_repeats_only_its_share(edl: Any, tmp_path: Pat
     assert max(Counter(survivors).values()) == 1, "what a survivor has computed, no worker computes again"
 
 
+@pytest.mark.slow
 def test_an_evaluation_after_an_update_trains_no_samples_twice(edl: Any, tmp_path: Path) -> None:
     """In a loop over a prepared loader, while workers come and go at such a place, and die there."""
     job = Job(edl, tmp_path / "out", 2, script=["torch_evaluating_within.py", "--step-time", "0.02"], EDL_RING="torch")

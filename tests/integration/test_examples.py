@@ -69,6 +69,7 @@ def wait_training(edl, line: str) -> None:
     edl.wait(lambda: edl.status(name)["step"] > 10, "a job that trains", timeout_s=BOOT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.soak) if name in LONG else name for name in TRAINING]
 )

@@ -63,6 +63,7 @@ def test_newcomers_that_raise_go_and_the_survivors_train_on(edl: Any, tmp_path: 
     job.expect_survivors(3)
 
 
+@pytest.mark.slow
 @RING
 def test_what_a_survivor_raises_in_the_first_step_with_a_newcomer_ends_no_survivor(
     edl: Any, tmp_path: Any, ring: str
@@ -80,6 +81,7 @@ def test_what_a_survivor_raises_in_the_first_step_with_a_newcomer_ends_no_surviv
     job.expect_survivors(3)
 
 
+@pytest.mark.slow
 @RING
 def test_what_a_survivor_raises_while_the_next_ring_is_prepared_puts_the_switch_off(
     edl: Any, tmp_path: Any, ring: str

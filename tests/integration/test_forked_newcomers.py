@@ -39,6 +39,7 @@ def daemon_of(job: Job, pid: int) -> int:
     return next(int(worker["daemon_pid"]) for worker in job.status()["workers"] if worker["pid"] == pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring", [pytest.param("torch", marks=pytest.mark.soak), "horovod"])
 def test_a_newcomer_and_a_replacement_are_forked_and_so_are_their_daemons(edl: Any, tmp_path: Path, ring: str) -> None:
     job = ForkingJob(edl, tmp_path / "out", 1, EDL_WARM_STARTS="eager", EDL_MAX_RESTARTS="1", EDL_RING=ring)

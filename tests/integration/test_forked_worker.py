@@ -248,6 +248,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 def test_it_ends_as_a_new_process_would(place: Path) -> None:
     """The code comes from a variable, so that one warm process serves all."""
     script = place / "ends.py"

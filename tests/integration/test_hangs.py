@@ -55,6 +55,7 @@ def chosen(job: Job, whom: str) -> dict[str, Any]:
     return next(one for one in status["workers"] if (one["id"] == status["leader"]) == (whom == "leader's"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "how", "whom"), cells())
 def test_who_hangs_is_given_up_after_one_step_time_out(edl, tmp_path, way: str, how: str, whom: str) -> None:
     script, ring = WAYS[way]

@@ -76,6 +76,7 @@ async def test_the_store(real: Real):
     assert await driver.get("edl", "job") == b"here \x00 and there"
 
 
+@pytest.mark.slow
 async def test_a_recount_starts_newcomers_frees_slots_and_empties_the_store(real: Real):
     driver, told = Driver(HOST, real.port), asyncio.Event()
     notices = HostUpdates(told.set)

@@ -49,12 +49,14 @@ def check_refused(one: Seen) -> None:
     assert refusal.startswith("edl.notify_batch_end(): this process was forked by the one that called edl.init()")
 
 
+@pytest.mark.slow
 def test_one_worker_sees_what_it_would_alone_and_trains_the_same(edl: Any, tmp_path: Path, alone: Seen) -> None:
     [one] = under_edl(edl, tmp_path / "out", 1, "horovod")
     check_refused(one)
     assert one == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ring", ["horovod", "torch"])
 def test_two_workers_see_the_same_and_end_with_equal_weights(edl: Any, tmp_path: Path, alone: Seen, ring: str) -> None:
     """Their mini-batches are twice as large, so the weights are others than one has alone, and the evaluation's."""

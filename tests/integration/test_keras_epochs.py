@@ -84,6 +84,7 @@ def loss_alone(edl: Any, folder: Path, steps: list[tuple[int, list[int]]], ends:
     return float(said.split()[-1])
 
 
+@pytest.mark.slow
 def test_epochs_through_growth_a_kill_and_two_lives(edl: Any, tmp_path: Path) -> None:
     """2 -> 3 -> kill -9 -> 2 -> preempted and resumed; then the same steps by Keras alone."""
     until = tmp_path / "until"

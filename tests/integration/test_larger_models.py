@@ -154,6 +154,7 @@ def test_workers_of_two_processes_train_as_those_of_one_do_on_the_same_batches(e
 
 # soak: tensor parallel has gradients of its own in each process, as the rows above; stages that are preempted, below,
 # end as those of one process do, too
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "processes"),
     [
@@ -201,6 +202,7 @@ def test_thirty_deaths_at_random_moments_cost_no_step(edl, tmp_path) -> None:
     sys.stdout.write(f"pauses of survivors, in ms: {pauses}\n")
 
 
+@pytest.mark.slow
 def test_workers_grow_shrink_and_die_by_any_of_their_processes(edl, tmp_path) -> None:
     run = Run(edl, tmp_path / "changing", 2, 2, "--max-restarts", "9", gpus="0,1,2,3")
     assert sorted(run.gpus_of(run.wait(2, 5))) == ["0,1", "2,3"]
@@ -228,6 +230,7 @@ def test_workers_grow_shrink_and_die_by_any_of_their_processes(edl, tmp_path) ->
     assert run.told.count("one more worker takes GPUs 0,1, which another worker has") == 1
 
 
+@pytest.mark.slow
 def test_a_job_that_is_preempted_goes_on_with_other_numbers_of_processes(edl, tmp_path) -> None:
     """Saved by workers of two processes, then of one, then of four: at its end it is what an undisturbed one is."""
     undisturbed = Run(edl, tmp_path / "undisturbed", 2, 1, steps=60).ends()["0.0"]
@@ -247,6 +250,7 @@ def test_a_job_that_is_preempted_goes_on_with_other_numbers_of_processes(edl, tm
                 assert mine == pytest.approx(theirs, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_job_is_saved_while_its_scripts_are_busy_between_two_updates(edl, tmp_path) -> None:
     """As with a long evaluation: the copies are made beside it."""
     waits, checkpoints = tmp_path / "wait", tmp_path / "checkpoints"
@@ -259,6 +263,7 @@ def test_a_job_is_saved_while_its_scripts_are_busy_between_two_updates(edl, tmp_
     assert "has no part in checkpoint" not in run.told
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_is_preempted_goes_on_at_other_numbers_of_workers(edl, tmp_path) -> None:
     """Stages of two processes, saved at 2 workers and at 1, and ended at 3. What is saved is the whole model."""
     told, policy = ["--way", "stages", "--samples", "12"], ["--batch-policy", "fixed-global"]
@@ -288,6 +293,7 @@ def test_an_interrupted_job_leaves_no_process(edl, tmp_path) -> None:
     edl.wait_nothing_left()
 
 
+@pytest.mark.slow
 def test_workers_that_lose_different_processes_at_once_save_what_they_have(edl, tmp_path) -> None:
     """No worker is whole then. Together they hold the model, and the job goes on with it: in its next life, at once."""
     flags = ("--checkpoint", str(tmp_path / "c"), "--max-restarts", "1")

@@ -81,6 +81,7 @@ def test_workers_stop_together_where_a_callback_says_so(edl: Any, tmp_path: Any)
     assert first["state"] == second["state"] and first["state"][0] == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_least", [0, pytest.param(20, marks=pytest.mark.soak)])
 def test_the_whole_story_ends_where_lightning_alone_does(edl: Any, tmp_path: Any, at_least: int) -> None:
     results, alone, wanted, empty = tell(edl, tmp_path, SCRIPT, "--plain", at_least=at_least)

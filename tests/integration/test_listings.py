@@ -100,6 +100,7 @@ class Reader:
         self._edl.wait_nothing_left()  # a worker that was started by hand ends before its daemon
 
 
+@pytest.mark.slow
 def test_every_block_of_the_readme_can_be_typed(edl, tmp_path):
     (tmp_path / "clone").mkdir()
     reader = Reader(edl, tmp_path / "clone")
@@ -113,6 +114,7 @@ def test_every_block_of_the_readme_can_be_typed(edl, tmp_path):
 LISTINGS = [one for one in scripts() if not str(one[0]).startswith("tutorial-")]  # test_tutorials.py types them along
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "number", "code"), LISTINGS, ids=lambda part: str(part)[:20].partition("\n")[0])
 def test_whole_scripts_of_the_pages_run(edl, tmp_path, page, number, code):
     run(edl, tmp_path, code)

@@ -408,6 +408,7 @@ async def test_a_session_that_is_closed_is_over_at_once(local):
     await other.close()
 
 
+@pytest.mark.slow
 async def test_an_outage_costs_no_session(local):
     store = await connect(local.coordinator, 2.0)
     await store.create("/mine", ephemeral=True)

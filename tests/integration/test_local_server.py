@@ -114,6 +114,7 @@ def soon_replaced(monkeypatch):
     monkeypatch.setattr(zookeeper, "_STUCK_SESSIONS", 0.1)
 
 
+@pytest.mark.slow
 async def test_a_wiped_server_is_joined_with_a_new_session(local, tmp_path, soon_replaced):
     """kazoo alone would be told "has seen zxid" for ever."""
     store = await zookeeper.connect(local.coordinator, 10.0)
@@ -137,6 +138,7 @@ async def test_a_wiped_server_is_joined_with_a_new_session(local, tmp_path, soon
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_long_outage_costs_no_session(local, soon_replaced):
     """A client is only replaced when another one fares better, and an outage is the same for all."""
     store = await zookeeper.connect(local.coordinator, 10.0)
@@ -158,6 +160,7 @@ def _zookeeper_clients():
     return sum("zk_loop" in thread.name for thread in threading.enumerate())
 
 
+@pytest.mark.slow
 async def test_a_connection_that_is_never_answered_is_given_up_for_another(local):
     """As a server does that is only just starting; kazoo alone would wait as long as the session lasts."""
     waiting = []
@@ -199,6 +202,7 @@ async def test_in_a_forked_child_every_call_fails_at_once(local):
     await store.close()
 
 
+@pytest.mark.slow
 async def test_a_silent_server_is_noticed_before_the_session_can_expire(local):
     store = await zookeeper.connect(local.coordinator, 4.0)
     loop = asyncio.get_running_loop()

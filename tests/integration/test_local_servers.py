@@ -168,6 +168,7 @@ async def test_a_free_port_that_is_taken_meanwhile_is_given_up_for_another(local
     await second.stop()
 
 
+@pytest.mark.slow
 async def test_a_folder_in_use_is_one_clear_line(local, start):
     with pytest.raises(ConfigError, match=r"^another local (ZooKeeper|etcd|coordinator) runs in [^\n]*server[^\n]*$"):
         await start()

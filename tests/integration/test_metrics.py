@@ -47,6 +47,7 @@ def test_the_numbers_of_a_job_outlive_its_leaders(edl, tmp_path: Path) -> None:
     job.expect_exactly_once()
 
 
+@pytest.mark.slow
 def test_a_worker_says_where_its_metrics_are(edl, tmp_path: Path) -> None:
     job = Job(edl, tmp_path, 1, 1, EDL_METRICS_PORT="0")
     out, err = job.launcher.communicate(timeout=120)

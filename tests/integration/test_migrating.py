@@ -21,6 +21,7 @@ def command(edl, script: str, *arguments: str) -> list[str]:
 
 
 # soak: a script of Horovod's names for PyTorch grows and shrinks in test_paths.py too, one for TensorFlow learns there
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [pytest.param(SCRIPTS[0], marks=pytest.mark.soak), SCRIPTS[1]])
 def test_it_grows_and_shrinks_without_a_stop(edl, script):
     size = ("-np", "2", "--max-np", "3", "--job", "m")

@@ -61,6 +61,7 @@ def test_newcomers_may_die_at_any_moment_and_a_leaver_in_its_last(edl, tmp_path,
     job.expect_exactly_once()
 
 
+@pytest.mark.slow
 def test_a_worker_that_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(edl, tmp_path):
     job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="5")  # it is called again after 12.5 s
     job.wait_size(2)
@@ -80,6 +81,7 @@ def test_a_worker_that_can_be_part_of_no_ring_is_left_out_and_the_others_train_o
     job.expect_exactly_once()
 
 
+@pytest.mark.slow
 def test_a_member_may_die_while_the_next_ring_forms(edl, tmp_path):
     """What is being prepared then is let go of, and holds up no survivor: they have another ring as soon as ever."""
     forms = tmp_path / "forms"
@@ -102,6 +104,7 @@ def test_a_member_may_die_while_the_next_ring_forms(edl, tmp_path):
     job.expect_exactly_once()
 
 
+@pytest.mark.slow
 def test_who_sends_its_state_to_a_newcomer_may_die(edl, tmp_path):
     died = tmp_path / "died"
     job = Job(edl, tmp_path / "out", workers=2, EDL_TEST_DIE="sending the state", EDL_TEST_DIED=str(died))

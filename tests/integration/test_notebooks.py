@@ -33,6 +33,7 @@ def plots(notebook: nbformat.NotebookNode) -> list[str]:
     return [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [long_ones(path) for path in NOTEBOOKS])
 def test_a_notebook_runs_from_its_first_cell_to_its_plot(path, edl, tmp_path, monkeypatch) -> None:
     for name in [name for name in os.environ if name.startswith("EDL_")]:

@@ -99,6 +99,7 @@ def test_torch(edl: Any, tmp_path: Any, way: str, ring: str) -> None:
     check(edl, job)
 
 
+@pytest.mark.slow
 def test_a_strangers_script(edl: Any, tmp_path: Any) -> None:
     """Written without a thought of other workers: weights and their average are equal after each step, to the bit."""
     job = Job(edl, tmp_path / "out", 2, script=["torch_stranger.py", "--way", "its own"], **LIMITS)

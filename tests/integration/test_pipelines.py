@@ -39,6 +39,7 @@ def test_a_loader_of_pytorch(edl, tmp_path):
     job.expect_batches_as_handed_out()
 
 
+@pytest.mark.slow
 def test_a_dataset_of_tensorflow(edl, tmp_path):
     script = ["tensorflow_elastic.py", "--way", "dataset", "--step-time", "0.1"]
     job = Job(edl, tmp_path / "out", workers=2, script=script, CUDA_VISIBLE_DEVICES="")

@@ -28,6 +28,7 @@ def wait_evaluation(life: Life) -> None:
     life.edl.wait(lambda: len(list(life.out.glob("evaluates-*"))) == 2, "all evaluate", timeout_s=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [
@@ -62,6 +63,7 @@ def test_an_evaluation_is_not_waited_for_and_the_job_goes_on_bit_for_bit(edl, tm
     assert then.results() == whole.results()
 
 
+@pytest.mark.slow
 def test_weights_of_an_evaluation_are_not_saved_as_the_models(edl, tmp_path):
     """It evaluates by other weights than it trains: nothing is saved rather than these, and that is said."""
     folder = tmp_path / "ck"

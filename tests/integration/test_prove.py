@@ -64,6 +64,7 @@ def test_a_quick_run_holds_and_writes_both_files(tmp_path, environ) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_its_jobs_and_leaves_nothing(tmp_path, environ) -> None:
     command = [*PROVE, "--output", str(tmp_path)]
     with subprocess.Popen(command, env=environ, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as prove:

@@ -149,6 +149,7 @@ def test_a_killed_prove_leaves_no_process_on_any_host(proving: Proving) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "hosts", "line", "code"),
     [

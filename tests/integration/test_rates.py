@@ -17,6 +17,7 @@ pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).parent / "jobs" / "scaled_rates.py"
 
 
+@pytest.mark.slow
 def test_each_update_is_made_with_its_rate_and_the_scripts_own_schedule_goes_on(edl):
     done = subprocess.run(edl.warm.command(SCRIPT), env=edl.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

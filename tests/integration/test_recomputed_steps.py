@@ -71,6 +71,7 @@ def test_a_replay_from_a_checkpoint_says_the_same_of_a_job_that_was_resumed_at_a
     assert (code, "has digests of steps up to 39" in told) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_replay_shows_where_a_flipped_bit_changed_a_part(edl, tmp_path) -> None:
     flags = ("-np", "2", "--audit", str(tmp_path / "audit"))
     job = start(edl, tmp_path / "out", "flipped_bits.py", "--steps", "60", "--pace", "0.3", flags=flags)
@@ -96,6 +97,7 @@ def test_a_job_without_what_a_replay_needs_says_so(edl, tmp_path) -> None:
     assert (found.returncode, "was not started on this machine" in found.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_worker_that_computes_wrongly_is_expelled_and_the_job_goes_on(edl, tmp_path) -> None:
     flags = ("-np", "3", "--verify-compute", "25%", "--check-weights", "0", "--max-restarts", "3")
     job = start(edl, tmp_path / "out", "flipped_bits.py", "--pace", "0.02", flags=flags)

@@ -53,6 +53,7 @@ def check_void(fleet: Fleet, answers: list[str], before: list[list[float]]) -> N
     assert fleet.together([0, 1], "weights") == before
 
 
+@pytest.mark.slow
 def test_abort_frees_those_who_are_stuck_with_a_frozen_peer(fleet: Fleet) -> None:
     fleet.form([0, 1, 2], 60.0)
     assert train(fleet, [0, 1, 2]) == ["", "", ""]
@@ -80,6 +81,7 @@ def test_a_killed_peer_voids_the_mini_batch(fleet: Fleet) -> None:
     check_goes_on(fleet)
 
 
+@pytest.mark.slow
 def test_a_member_that_never_comes(fleet: Fleet) -> None:
     """Worker 3 is dead by now."""
     with pytest.raises(WorkerFailed, match=r"RingBroken: the ring did not form: not all members came within 2 s"):
@@ -110,6 +112,7 @@ def test_a_broken_ring_refuses_until_it_is_formed_anew(fleet: Fleet) -> None:
     check_goes_on(fleet)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fleet", ["torch", "groups"], indirect=True)
 def test_no_member_waits_for_the_rest_of_a_message(fleet: Fleet) -> None:
     """gloo forgets who waits for the message in whose middle a connection ends; without our guard 1 of 7 hangs here."""

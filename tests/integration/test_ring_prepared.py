@@ -138,6 +138,7 @@ def test_its_members_go_through_the_names_of_the_gradients_where_all_know_the_sa
     assert fleet.together([0, 1], "names") == [sorted([*first, "stranger"])] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fleet", ["torch", "function"], indirect=True)
 @pytest.mark.parametrize(("fault", "victim"), [("die_before_names", 4), ("hang_before_names", 5)])
 def test_a_member_does_not_go_through_the_names(fleet: Fleet, fault: str, victim: int) -> None:
@@ -154,6 +155,7 @@ def test_a_member_does_not_go_through_the_names(fleet: Fleet, fault: str, victim
     change(fleet, [1, 0])
 
 
+@pytest.mark.slow
 def test_of_thirty_changes_nothing_remains(fleet: Fleet) -> None:
     """But two threads that sleep, of an engine that has held a ring. Each has held one of three by then."""
     for members in ([0, 1, 2], [1, 0], [0, 1, 2], [1, 0]):
@@ -202,6 +204,7 @@ def test_a_ring_that_was_released_before_it_was_asked_for(fleet: Fleet) -> None:
     change(fleet, [1, 0])
 
 
+@pytest.mark.slow
 def test_a_ring_that_stands_and_is_released(fleet: Fleet) -> None:
     fleet.together([0, 1], "leave")
     alone = quiet(fleet)
@@ -218,6 +221,7 @@ def test_a_ring_that_stands_and_is_released(fleet: Fleet) -> None:
     change(fleet, [1, 0])
 
 
+@pytest.mark.slow
 def test_a_member_that_never_comes(fleet: Fleet) -> None:
     with fleet.preparing([3, 0, 1], 2.0) as following:
         following.come(0, 1)
@@ -228,6 +232,7 @@ def test_a_member_that_never_comes(fleet: Fleet) -> None:
     change(fleet, [1, 0])
 
 
+@pytest.mark.slow
 def test_of_rings_that_never_form_no_thread_remains(fleet: Fleet) -> None:
     def come_to_nothing() -> None:
         with fleet.preparing([3, 0, 1], 1.0) as following:

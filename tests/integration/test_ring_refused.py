@@ -42,6 +42,7 @@ print(json.dumps([first, refused, horovods, in_line, both]))
 """
 
 
+@pytest.mark.slow
 def test_a_copy_that_said_no_is_not_asked_again() -> None:
     command = [sys.executable, "-c", SCRIPT]
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=patient(60))

@@ -77,6 +77,7 @@ def test_a_lazy_module_is_not_built(framework: Any) -> None:
     assert framework.built
 
 
+@pytest.mark.slow
 def test_the_scripts_own_init_does_no_harm() -> None:
     script = """
 import horovod.torch as hvd

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.integration
 SCRIPT = "import time; print('up', flush=True); time.sleep(1000)"
 
 
+@pytest.mark.slow
 def test_a_job_in_the_background_is_looked_at_and_stopped(edl):
     done = edl("run", "--detach", "-np", "2", "--job", "apart", sys.executable, "-c", SCRIPT)
     assert (done.returncode, done.stdout) == (0, "apart\n"), done.stderr
@@ -32,6 +33,7 @@ def test_a_job_in_the_background_is_looked_at_and_stopped(edl):
     edl.wait_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_client_waits_for_a_job_that_has_just_been_started(edl):
     script = "import time, edl.torch as edl; time.sleep(1); edl.init(); [edl.notify_batch_end() or time.sleep(0.01)"
     script += " for _ in edl.elastic_shard_generator(100, epochs=10**6).batches(1)]"
@@ -43,6 +45,7 @@ def test_a_client_waits_for_a_job_that_has_just_been_started(edl):
     edl.wait_nothing_left()
 
 
+@pytest.mark.slow
 def test_what_keeps_a_job_from_beginning_is_said_where_it_was_typed(edl):
     flags = ("--job", "x", "--coordinator", "127.0.0.1:1", sys.executable, "-c", SCRIPT)
     there, apart = edl("run", *flags), edl("run", "-d", *flags)

@@ -60,6 +60,7 @@ class Caller:
         return out, err
 
 
+@pytest.mark.slow
 def test_a_function_trains_through_growth_and_a_kill_and_returns_its_results_by_rank(edl, tmp_path: Path) -> None:
     caller = Caller(edl, tmp_path, "trains", coordinator="")
     caller.wait_running(2)
@@ -79,6 +80,7 @@ def test_a_function_trains_through_growth_and_a_kill_and_returns_its_results_by_
     assert not list(edl.home.glob("functions/*/*")), "the function is gone with the call"
 
 
+@pytest.mark.slow
 def test_an_exception_arrives_with_the_workers_traceback(edl, tmp_path: Path) -> None:
     caller = Caller(edl, tmp_path, "raises")
     out, err = caller.process.communicate(timeout=patient(END_S))
@@ -88,6 +90,7 @@ def test_an_exception_arrives_with_the_workers_traceback(edl, tmp_path: Path) ->
     assert 'raise ValueError(f"sample {ids[0]} is no good")' in out and "ValueError: sample" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signals", [pytest.param(1, id="Ctrl-C"), pytest.param(2, id="Ctrl-C twice", marks=pytest.mark.soak)]
 )
@@ -105,6 +108,7 @@ def test_ctrl_c_ends_the_job_with_all_its_processes(edl, tmp_path: Path, signals
     assert not list(edl.home.glob("functions/*/*"))
 
 
+@pytest.mark.slow
 def test_a_caller_that_is_killed_takes_its_job_along(edl, tmp_path: Path) -> None:
     caller = Caller(edl, tmp_path, "trains")
     caller.wait_running(2)
@@ -113,6 +117,7 @@ def test_a_caller_that_is_killed_takes_its_job_along(edl, tmp_path: Path) -> Non
     edl.wait_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_where_the_job_stands_and_its_page(edl, tmp_path: Path) -> None:
     """Served as long as the job lives, to who has the link."""
     shows = ["script", "--quiet", "--return", "--flush", str(tmp_path / "shown"), "--command"]

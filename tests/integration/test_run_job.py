@@ -86,6 +86,7 @@ def test_a_last_save_that_fails_fails_the_job_though_another_ends_later_and_well
     assert (status["state"], status["data"]["trained"]) == ("failed", 1797)
 
 
+@pytest.mark.slow
 def test_a_status_names_the_processes(edl, training):
     launcher, status = training
     processes = edl.processes()
@@ -124,6 +125,7 @@ def test_a_second_interrupt_ends_it_at_once(edl, training):
     assert edl.processes() == {}
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_launcher_by_more_than_10_seconds(edl, training):
     launcher, _ = training
     launcher.kill()
@@ -158,6 +160,7 @@ def test_a_job_that_cannot_go_on_says_why_and_where_to_look(edl, training):
     assert edl.processes() == {}
 
 
+@pytest.mark.slow
 def test_the_zookeeper_of_the_job_comes_back_when_it_dies(edl, training):
     launcher, status = training
     (server,) = edl.wait_process("QuorumPeerMain")

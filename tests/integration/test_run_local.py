@@ -100,6 +100,7 @@ class TestBeforeAnyWorkerStarts:
         assert edl.processes() == {}
         return done.stderr
 
+    @pytest.mark.slow
     def test_a_coordinator_where_nothing_listens(self, edl):
         with socket.socket() as reserved:
             reserved.bind(("127.0.0.1", 0))  # bound and not listening: no other process gets it
@@ -188,6 +189,7 @@ class TestInterrupt:
         edl.wait_process("sleep 1000", 2)
         assert self.end(edl, launcher, signal.SIGINT) < 10
 
+    @pytest.mark.slow
     def test_kills_a_stubborn_worker_after_a_grace(self, edl):
         launcher = edl.start("run", "--job", "x", *STUBBORN)
         assert launcher.stdout.readline() == "[0]<stdout>:up\n"

@@ -92,6 +92,7 @@ def test_three_workers_on_horovod_s_ring_have_the_bits_of_one(edl, tmp_path, alo
     assert run.digest() == digest_alone(edl, tmp_path, alone, "transformer", script)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [TORCH, TENSORFLOW])
 def test_growth_a_death_and_shrinking_change_no_bit(edl, tmp_path, alone, script: Path) -> None:
     run = Run(edl, tmp_path / "changing", 2, "--model", "cnn", pace=1.0, script=script)
@@ -108,6 +109,7 @@ def test_growth_a_death_and_shrinking_change_no_bit(edl, tmp_path, alone, script
     assert run.digest() == digest_alone(edl, tmp_path, alone, "cnn", script)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [

@@ -95,6 +95,7 @@ def test_a_killed_daemon_of_the_leader_is_replaced_and_the_job_goes_on(edl, tmp_
     job.expect_exactly_once()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces of processes: needs root")
 def test_a_container_that_is_killed_costs_no_session_time_out(edl, tmp_path):
     """Trainer and daemon at once, and the others cannot see its processes: its host says that no process listens."""

@@ -219,6 +219,7 @@ async def test_the_host_name_counts_unless_told_otherwise(secure, ours, client_f
         assert await store.children("/")
 
 
+@pytest.mark.slow
 async def test_plain_on_a_tls_port_is_told(secure):
     line = await refused(Coordinator(f"127.0.0.1:{secure[0]}"))
     assert "wants TLS" in line or "speaks TLS" in line
@@ -248,6 +249,7 @@ async def test_a_host_that_does_not_exist_is_told():
     assert "does not resolve" in await refused(Coordinator("no-such-host.invalid:2181"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
@@ -368,6 +370,7 @@ async def test_the_host_name_of_an_etcd_need_not_count(secure_etcd, ours, theirs
         await connect(Coordinator(hosts, None, wrong), 4.0, connect_timeout_s=1.0)
 
 
+@pytest.mark.slow
 async def test_plain_on_the_tls_port_of_an_etcd_is_told(secure_etcd):
     with pytest.raises(ConfigError) as caught:
         await connect(Coordinator(f"etcd://127.0.0.1:{secure_etcd}"), 4.0, connect_timeout_s=1.0)

@@ -25,6 +25,7 @@ def rules():
         yield from ((name.rstrip("/"), int(mode, 8)) for name in re.findall(r"`([^`]+)`", names))
 
 
+@pytest.mark.slow
 def test_whatever_lies_in_a_home_is_named_there_and_is_this_users_alone(edl):
     edl("cluster", "start", "--nodes", "localhost:1", "--policy", "fifo", "--http", "0")
     edl("submit", "--name", "mine", "true")

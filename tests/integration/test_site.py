@@ -37,6 +37,7 @@ def site() -> Path:
     return ROOT / "out/docs"
 
 
+@pytest.mark.slow
 def test_the_sidebar_has_its_sections_in_order(site) -> None:
     page = (site / "README.html").read_text()
     assert re.findall(r'class="caption"[^>]*><span class="caption-text">([^<]*)</span>', page) == SECTIONS
@@ -86,6 +87,7 @@ def test_notebooks_are_shown_with_their_plots(site) -> None:
         assert re.search(r'<img [^>]*src="_images/[^"]*\.png"', (site / f"{name}.html").read_text())
 
 
+@pytest.mark.slow
 def test_the_site_can_be_used_without_sight(site) -> None:
     found = []
     with Browser(1920) as browser:
@@ -100,6 +102,7 @@ def test_the_site_can_be_used_without_sight(site) -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_the_site_is_served_on_this_machine(site) -> None:
     command = [str(ROOT / "scripts/site"), "--port", "0"]  # any free one
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:

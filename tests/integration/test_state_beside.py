@@ -52,6 +52,7 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, s
     job.expect_exactly_once()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "ring"),
     [
@@ -83,6 +84,7 @@ def test_a_large_state_comes_over_several_steps_and_is_equal_after_the_last(edl,
     job.expect_exactly_once()
 
 
+@pytest.mark.slow
 def test_a_newcomer_is_equal_to_those_that_have_thawed_a_layer_and_is_given_again_what_came_too_early(edl, tmp_path):
     """Its script adds the thawed layer to its optimizer, too. An average that is updated after `notify_batch_end()` is
     behind at the newcomer.

@@ -25,6 +25,7 @@ def slow_steps(job):
 
 
 # soak: the other numbers of processes that read
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "loaders"),
     [
@@ -108,6 +109,7 @@ def test_two_corpora_are_mixed_as_asked_through_changes_of_size(edl, tmp_path, c
 
 
 # soak: Horovod's ring keeps the bits, at three workers of one: test_same_bits.py
+@pytest.mark.slow
 @pytest.mark.parametrize(("ring", "most"), [pytest.param("horovod", 4, marks=pytest.mark.soak), ("torch", 2)])
 def test_with_virtual_workers_the_order_of_tokens_is_that_of_one_worker(edl, tmp_path, ring, most):
     """At two sizes, and through a death, with processes that read and without: each step has the same items in the same
@@ -154,6 +156,7 @@ def test_with_virtual_workers_the_order_of_tokens_is_that_of_one_worker(edl, tmp
 
 # soak: the Trainer's loop and Accelerate's read the same loader as Lightning's, and `fit` the same dataset as a loop
 # over it
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "library",
     ["lightning", "fit", *(pytest.param(one, marks=pytest.mark.soak) for one in ("trainer", "accelerate", "tf.data"))],
@@ -180,6 +183,7 @@ def test_a_stream_feeds_the_loop_of_a_library_through_a_change_of_size(edl, tmp_
 
 
 # soak: the other ring, and fewer workers
+@pytest.mark.slow
 @pytest.mark.parametrize(("ring", "then"), [("torch", 3), pytest.param("horovod", 1, marks=pytest.mark.soak)])
 def test_a_mixture_without_end_goes_on_at_another_size_where_it_was_saved(edl, tmp_path, ring, then):
     """2 workers are saved and killed; others go on and leave the loop: of each shard all that was trained lies in a row

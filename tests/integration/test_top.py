@@ -62,6 +62,7 @@ class Terminal:
         return ESCAPES.sub("", after)
 
 
+@pytest.mark.slow
 def test_a_job_is_drawn_again_and_again_until_it_is_over_or_nobody_looks(edl, tmp_path: Path) -> None:
     job = Job(edl, tmp_path, 1)
     job.wait_size(1)

@@ -11,6 +11,7 @@ from test_paths import check
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [*(pytest.param(way, marks=pytest.mark.soak) for way in ("images", "gan")), "prepared"])
 def test_it_stays_equal(edl: Any, tmp_path: Any, way: str) -> None:
     script = ["torch_today.py", "--way", way]

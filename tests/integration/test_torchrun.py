@@ -57,6 +57,7 @@ def test_a_script_of_torchrun_grows_loses_a_worker_and_ends_with_equal_weights(e
     assert found["clean"] and [epoch["over"] for epoch in found["epochs"]] == [True] * 8, found
 
 
+@pytest.mark.slow
 def test_a_newcomer_has_what_the_script_counts_by_hand_and_its_average_of_the_weights(edl: Any, tmp_path: Path) -> None:
     """Its collectives are by that count, and its rates by the number of a batch that a generator hands on."""
     edl.cwd = ROOT
@@ -104,6 +105,7 @@ def run_real_torchrun(folder: Path, workers: int, batches: int) -> None:
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "batches"),
     [pytest.param(1, 1, marks=pytest.mark.soak), pytest.param(2, 1, marks=pytest.mark.soak), (2, 3)],
@@ -126,6 +128,7 @@ def test_losses_are_those_under_torchrun(edl: Any, tmp_path: Path, workers: int,
             assert ours == pytest.approx(of_torch, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_script_is_checked_and_tried(edl: Any, tmp_path: Path) -> None:
     found = json.loads(edl("check", "--json", "--try", str(LOSSES), str(tmp_path), "5", timeout_s=60).stdout)
     assert found["trial"] == {"batches": 5, "refused": "", "failed": "", "ended": False}, found

@@ -50,6 +50,7 @@ def test_a_death_in_an_evaluation_tells_no_callback_anything_twice(edl: Any, tmp
             assert result[told] == sorted(set(result[told])), (told, result[told])
 
 
+@pytest.mark.slow
 def test_the_whole_story_ends_where_the_trainer_alone_does(edl: Any, tmp_path: Any) -> None:
     edl.environ |= OFFLINE
     results, alone, epochs, empty = tell(edl, tmp_path, SCRIPT)

@@ -88,6 +88,7 @@ class Typist:
         self._shell("edl cluster stop || true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [

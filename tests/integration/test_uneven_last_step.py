@@ -82,6 +82,7 @@ def distance(first: list[float], second: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(first, second, strict=True)) / max(map(abs, second))
 
 
+@pytest.mark.slow
 def test_its_gradient_is_that_of_a_single_worker(fleet: Fleet) -> None:
     source = random.Random(3)
     for left, expected in [(7, [3, 2, 2]), (5, [3, 2, 0]), (4, [2, 2, 0]), (2, [2, 0, 0]), (1, [1, 0, 0])]:

@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 JOBS = Path(__file__).parent / "jobs"
 
 
+@pytest.mark.slow
 def test_all_optimizers_that_a_keras_model_has_are_wrapped_by_the_callback(edl, tmp_path):
     command = edl.warm.command(JOBS / "keras_two_optimizers.py")
     done = edl("run", "-np", "2", "--job", "k", *command, str(tmp_path), timeout_s=200, TF_CPP_MIN_LOG_LEVEL="3")

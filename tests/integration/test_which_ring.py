@@ -23,6 +23,7 @@ class Cold(Job):
         return [sys.executable, str(script)]
 
 
+@pytest.mark.slow
 def test_a_job_without_horovod_trains_and_refuses_a_worker_that_has_it(edl, tmp_path, monkeypatch) -> None:
     site = tmp_path / "site"  # a folder of Horovod's name, without its library, hides the real one
     (site / "horovod").mkdir(parents=True)

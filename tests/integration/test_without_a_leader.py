@@ -31,6 +31,7 @@ def wait_steps(job: Job) -> None:
     job.edl.wait(lambda: slowest(job) >= until, f"step {until} of all", timeout_s=60)
 
 
+@pytest.mark.slow
 def test_a_switch_that_was_announced_is_made_while_the_coordinator_is_away(edl, tmp_path):
     """The members find each other through their own daemons, so that none leaves a ring for one that cannot form."""
     here = tmp_path / "zookeeper.pid"

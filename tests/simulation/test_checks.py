@@ -392,6 +392,7 @@ RARE: dict[Mutant, Play] = {  # what few seeds of `scenario` come across soon
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_mutant_is_caught(mutant: Mutant, monkeypatch: Patch) -> None:
     expect_noticed(mutant, RARE.get(mutant, scenario), MUTANTS[mutant], SEEDS, monkeypatch)

@@ -30,6 +30,7 @@ MOVING = ClusterRules(
 )
 
 
+@pytest.mark.slow
 def test_every_job_comes_to_its_end_whatever_dies() -> None:
     ends: set[JobPhase] = set()
     kinds: set[str] = set()
@@ -198,6 +199,7 @@ WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", WRONG)
 def test_a_wrong_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, wrong = WRONG[rule]
@@ -218,6 +220,7 @@ WRONG_MOVES: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", WRONG_MOVES)
 def test_a_wrong_rule_of_migration_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, wrong = WRONG_MOVES[rule]

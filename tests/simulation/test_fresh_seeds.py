@@ -19,6 +19,7 @@ FRESH_S = float(os.environ.get("EDL_FRESH_S", "0"))
 FIRST = secrets.randbelow(10**9)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(FRESH_S <= 0, reason="EDL_FRESH_S says for how many seconds fresh seeds are played")
 @pytest.mark.timeout(FRESH_S + 120)
 def test_no_invariant_breaks_in_jobs_that_were_never_played(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ BLOCKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", BLOCKS)
 def test_no_invariant_breaks_whatever_goes_wrong(first: int) -> None:
     for seed in range(first, min(first + BLOCK, SEEDS)):

@@ -57,6 +57,7 @@ class TimedJob(SimJob):
         super().arrive(said, *more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 100])
 def test_a_leader_that_is_there_hears_of_a_broken_ring_within_its_time(first: int) -> None:
     took: list[float] = []
@@ -126,6 +127,7 @@ class HeldJob(SimJob):
     shells_class = HeldShells
 
 
+@pytest.mark.slow
 def test_scripts_are_at_something_of_their_own_now_and_then_and_not_for_too_long() -> None:
     held: list[tuple[SimWorker, float]] = []
     for seed in range(200, 300):

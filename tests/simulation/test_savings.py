@@ -26,12 +26,14 @@ BLOCKS = [
 DATA = DataSpec(total=900, epochs=1, batch=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", BLOCKS)
 def test_no_invariant_breaks_in_jobs_that_are_saved(first: int) -> None:
     for seed in range(first, min(first + BLOCK, SEEDS)):
         scenario(seed, saves=True).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", BLOCKS)
 def test_lives_that_are_resumed_train_each_sample_once(first: int) -> None:
     ends, resumed = Counter[str](), 0

@@ -40,6 +40,7 @@ MENDED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", BLOCKS)
 def test_no_invariant_breaks_whatever_goes_wrong(first: int) -> None:
     for seed in range(first, min(first + BLOCK, SEEDS)):
@@ -51,6 +52,7 @@ def test_what_was_found_stays_mended(seed: int) -> None:
     scenario(seed, streams=True).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", BLOCKS)
 def test_each_item_once_in_all_lives(first: int) -> None:
     for seed in range(first, min(first + BLOCK // 2, SEEDS)):

@@ -117,6 +117,7 @@ OF_REMNANTS: dict[str, Mutant] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", OF_REMNANTS.values(), ids=OF_REMNANTS)
 def test_a_wrong_rule_of_remnants_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
     expect_noticed(mutant, lambda seed: scenario(seed, remnants=True), {"I16"}, 4 * SEEDS, monkeypatch)

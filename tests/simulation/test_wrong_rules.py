@@ -291,6 +291,7 @@ WRONG: dict[Mutant, Case] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.__name__)
 def test_a_wrong_rule_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
     case = WRONG[mutant]

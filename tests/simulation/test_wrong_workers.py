@@ -357,6 +357,7 @@ MUTANTS: dict[Mutant, tuple[Play, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_wrong_rule_of_a_workers_machine_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
     play, expected = MUTANTS[mutant]

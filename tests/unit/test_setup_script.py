@@ -66,6 +66,7 @@ esac
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "to_all"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_an_interruption_ends_a_fetch_of_python_too(tmp_path: Path, number: signal.Signals, to_all: bool) -> None:
     """A terminal's Ctrl-C is sent to all, and what ends a script elsewhere to the script alone."""

@@ -134,6 +134,7 @@ def test_a_page_has_no_script_style_or_address_of_its_own() -> None:
     assert seen.tags.count("script") == 1  # data, of a type that no browser runs
 
 
+@pytest.mark.slow
 def test_what_is_shown_is_bounded() -> None:
     story = [event(n, "worker_lost", worker="w", was="x", reason="y" * 2_000) for n in range(5000)]
     text = rendered(story, workers=status(500).workers)

@@ -195,6 +195,7 @@ async def test_a_thousand_connections_are_bounded_and_those_who_look_go_on() -> 
                 await writer.wait_closed()
 
 
+@pytest.mark.slow
 async def test_connections_that_ask_nothing_make_room_for_those_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
     ask_s = 2.0  # all connections are made within that
     monkeypatch.setattr(http_serving, "ASK_S", ask_s)

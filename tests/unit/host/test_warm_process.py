@@ -45,6 +45,7 @@ def test_the_session_has_its_priority_back_after_the_imports(tmp_path: Path) -> 
     assert in_a_process(f"{work}print(read(AUTOGROUP).split()[2])").split() == ["19", "0"]
 
 
+@pytest.mark.slow
 def test_a_process_with_threads_is_not_forked() -> None:
     thread = "threading.Thread(target=time.sleep, args=(30,), daemon=True).start()"
     assert in_a_process(f"{thread}\n{REFUSED}") == "the imports have started 1 threads"

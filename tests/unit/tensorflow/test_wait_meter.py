@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import tensorflow as tf
 from pace import patient
 
@@ -67,6 +68,7 @@ def test_it_is_not_told_in_each_step():
     assert 0 < len(steps.told) <= (time.perf_counter() - began) / TELL_S + 1
 
 
+@pytest.mark.slow
 def test_so_does_a_graph_of_tensorflow_1_in_each_of_its_sessions():
     steps = Steps(compute_s=0.1, wait_s=0.03)
     with tf.Graph().as_default() as graph:

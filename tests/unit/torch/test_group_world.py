@@ -36,6 +36,7 @@ def test_what_processes_tell_each_other_may_be_of_any_length(alone, tmp_path) ->
         GroupWorld(0, 1, tmp_path, 60.0)
 
 
+@pytest.mark.slow
 def test_a_process_that_never_comes_is_one_line_with_a_remedy(alone, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(within_worker, "COME_S", 1.0)
     with pytest.raises(

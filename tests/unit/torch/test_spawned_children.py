@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import json, multiprocessing, sys
 
@@ -58,6 +60,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_it_joins_nothing_until_its_function_says_so(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)

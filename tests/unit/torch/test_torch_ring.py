@@ -320,6 +320,7 @@ gatherings.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.integration  # a dozen seconds of processes that import PyTorch: not for scripts/check
 def test_a_process_ends_well_whatever_its_rings_were_at() -> None:
     """In the middle of an operation that gloo has forgotten, or of forming."""

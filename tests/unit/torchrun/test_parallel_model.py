@@ -60,6 +60,7 @@ def test_a_forward_pass_of_training_begins_a_mini_batch(monkeypatch: pytest.Monk
     assert began == [True]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_still_tells_of_each_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     began = list[bool]()
 

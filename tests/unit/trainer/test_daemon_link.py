@@ -229,6 +229,7 @@ def test_who_is_at_fault_when_one_ends_as_it_starts(unlinked, settings, monkeypa
         unlinked.start()
 
 
+@pytest.mark.slow
 @pytest.mark.integration  # processes that take seconds: not for scripts/check
 def test_one_that_was_killed_as_it_started_is_replaced(link, daemons, monkeypatch):
     monkeypatch.setattr(module, "spawn_daemon", lambda *_: NO_PROCESS)

@@ -413,6 +413,7 @@ WISHES = st.one_of(
 KINDS: dict[str, Any] = {"size": AskScale, "out": AskScaleOut, "in": AskScaleIn}
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(WISHES, max_size=40))
 def test_whatever_is_asked_and_repeated_the_target_is_the_account_and_the_size_follows(story) -> None:

@@ -72,6 +72,7 @@ def test_a_dataset_goes_on_from_each_of_its_places(opened, kind, made):
         assert [one for one in rest if type(one) is not Barrier] == records[count:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made",
     [

@@ -56,6 +56,7 @@ def records(shard: int) -> list[bytes]:
     return [b"%d-%d" % (shard, number) for number in range(30 + 7 * shard)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [0, 2])
 def test_each_item_of_each_epoch_once(processes):
     stream = ElasticStream(records, shards=3, at_once=2)
@@ -287,6 +288,7 @@ class Counter200:
         self.next = state_dict
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_is_replaced():
     """And no shard of its is given up, as with `unreadable="skip"` one could be."""
     feeds = shard_feeds.OtherFeeds(ElasticStream(records, shards=4, unreadable="skip"), 2)
@@ -308,6 +310,7 @@ def test_a_process_that_is_killed_is_replaced():
         feeds.end()
 
 
+@pytest.mark.slow
 def test_what_was_asked_before_a_shard_was_opened_anew_is_not_answered():
     feeds = shard_feeds.OtherFeeds(ElasticStream(records, shards=1), 1)
     try:
@@ -348,6 +351,7 @@ class Unlike(Exception):
         super().__init__(f"{one} is not {other}")
 
 
+@pytest.mark.slow
 def test_what_comes_from_another_process_needs_no_open_files():
     torch = pytest.importorskip("torch")
     before = len([*Path("/proc/self/fd").iterdir()])
@@ -361,6 +365,7 @@ def test_what_comes_from_another_process_needs_no_open_files():
         feeds.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [0, 1])
 @pytest.mark.parametrize(
     ("error", "told"), [(Unlike(1, 2), "1 is not 2"), (SystemExit(3), "calls sys.exit(3)")], ids=["own", "exit"]
