@@ -83,10 +83,10 @@ class TimedLeader(Leader):
         self.turns: list[tuple[str, int, float]] = []  # worker, version of its orders, when it was its turn to hear
         self._woken = 0.0  # when something pressing was published
         self._arrived: dict[str, float] = {}
-        self._keep_untimed = self._chronicle.keep
-        self._chronicle.keep = self._keep  # type: ignore[method-assign]
-        self._compose = self._chronicle._ops
-        self._chronicle._ops = self._weigh  # type: ignore[method-assign]
+        self._keep_untimed = self.chronicle.keep
+        self.chronicle.keep = self._keep  # type: ignore[method-assign]
+        self._compose = self.chronicle._ops
+        self.chronicle._ops = self._weigh  # type: ignore[method-assign]
 
     async def answer(self, call: Call) -> leader_messages.Reply:
         if not isinstance(call.body, leader_messages.Report):
@@ -100,7 +100,7 @@ class TimedLeader(Leader):
         came, behind = time.monotonic(), known[0] != self._reign.term or known[1] < self._pressing
         reply = await super()._orders(worker, known, hold_s)
         if reply.orders.version != known[1]:
-            woken = self._woken if self._woken > came else came + min(hold_s, self._lead_times.hold_s)
+            woken = self._woken if self._woken > came else came + min(hold_s, self.lead_times.hold_s)
             self.turns.append((worker, reply.orders.version, came if behind else woken))
         return reply
 
@@ -120,7 +120,7 @@ class TimedLeader(Leader):
         await super()._work(machine)
 
     async def _keep(self, decided: BatchDecided) -> None:
-        kept, record = self._chronicle.record, decided.record
+        kept, record = self.chronicle.record, decided.record
         self.writes += bool(decided.told) or record.version != kept.version
         await self._keep_untimed(decided)
 

@@ -3,11 +3,11 @@
     python -m benchmarks.report [--check] [--add FILE]
 
 A result is one JSON file: `title`, `command`, `date`, `machine`, `reading` (what the figures say, in a sentence or few)
-and `figures`, a list of rows, each by the names of its columns; `columns` names those that the page shows, where it does
-not show all. A newer result takes the place of the older one of its name: a benchmark's `--keep NAME` replaces date, command, machine and figures, and the reading is mended by hand
-(benchmarks/harness.py). The page shows all of them, in the order below. With `--check` nothing is written, and the exit
-status is 1 where the page is not what the results make of it. With `--add` the page gets a row of a report that
-`edl prove` has written on another machine: its JSON file.
+and `figures`, a list of rows, each by the names of its columns; `columns` names what the page shows, if not all. A
+newer result takes the place of the older one of its name: a benchmark's `--keep NAME` replaces date, command, machine
+and figures, and the reading is mended by hand (benchmarks/harness.py). The page shows all of them, in the order below.
+With `--check` nothing is written, and the exit status is 1 where the page is not what the results make of it. With
+`--add` the page gets a row of a report that `edl prove` has written on another machine: its JSON file.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import multiprocessing
 import os
 import resource
@@ -22,7 +23,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
-from tests.model import Violation, scenario
+from tests.model import SimJob, Violation, scenario
+from tests.model.leader_shells import ShellJob
 from tests.model.scenario import JobKind
 
 BLOCK = 50  # seeds a process takes at a time
@@ -49,11 +51,11 @@ class Tally:
         self.failures += other.failures
 
 
-def play(seeds: range, kind: JobKind | None = None) -> Tally:
+def play(seeds: range, kind: JobKind | None = None, job_class: type[SimJob] = SimJob) -> Tally:
     """Simulate each of `seeds`, as jobs of this kind (`tests.model.scenario`)."""
     tally = Tally(seeds=len(seeds))
     for seed in seeds:
-        job = scenario(seed, **(kind or {}))
+        job = scenario(seed, job_class, **(kind or {}))
         try:
             job.run()
         except Violation as violation:
@@ -69,18 +71,19 @@ def play(seeds: range, kind: JobKind | None = None) -> Tally:
 
 def _begin() -> None:
     """In a process that plays: Ctrl-C is the first process's to hear, and garbage is looked for less often."""
+    logging.disable()  # what leaders of production log
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.set_threshold(100_000, 50, 100)  # a sixth of the time goes there else, as a job leaves little behind
 
 
-def play_all(seeds: range, processes: int, kind: JobKind) -> tuple[Tally, bool]:
+def play_all(seeds: range, processes: int, kind: JobKind, job_class: type[SimJob]) -> tuple[Tally, bool]:
     """All of them, some at a time; False: it was interrupted."""
     blocks = [seeds[at : at + BLOCK] for at in range(0, len(seeds), BLOCK)]
     whole, shown = Tally(), time.monotonic()
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes, _begin) as pool:
         try:
-            for tally in pool.imap_unordered(partial(play, kind=kind), blocks):
+            for tally in pool.imap_unordered(partial(play, kind=kind, job_class=job_class), blocks):
                 whole.add(tally)
                 if time.monotonic() - shown > (0.5 if sys.stderr.isatty() else 15):
                     shown = time.monotonic()
@@ -133,6 +136,7 @@ def main() -> int:
     parser.add_argument("--streams", action="store_true", help="what the jobs train on has no length")
     parser.add_argument("--limbs", action="store_true", help="each worker is two or three processes")
     parser.add_argument("--remnants", action="store_true", help="so it is, and workers lose different ones at once")
+    parser.add_argument("--shells", action="store_true", help="leaders are production's, on a loop in virtual time")
     arguments = parser.parse_args()
     began = time.monotonic()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
@@ -142,7 +146,7 @@ def main() -> int:
         limbs=arguments.limbs,
         remnants=arguments.remnants,
     )
-    tally, whole = play_all(seeds, arguments.processes, kind)
+    tally, whole = play_all(seeds, arguments.processes, kind, ShellJob if arguments.shells else SimJob)
     elapsed_s = time.monotonic() - began
     if arguments.json:
         print(json.dumps({**vars(tally), "seconds": round(elapsed_s, 1)}))

@@ -58,7 +58,6 @@ class ElasticScheduler(AcceleratedScheduler):  # type: ignore[misc]
     """A schedule that moves n steps at a step of n workers, as with Accelerate; n may change. Virtual workers count."""
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Move the schedule after an update."""
         if seat.virtual and self.step_with_optimizer and not self.gradient_state.sync_gradients:
             return  # after how many of them a worker does not update is its own matter
         size = seat.virtual or seat.size()

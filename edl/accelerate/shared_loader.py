@@ -29,7 +29,7 @@ class RoundMessage:
     """
 
     def __init__(self, found: bytes = b"", units: int = 0) -> None:
-        """Keep the value. With one unit, all workers first make sure that they evaluate the same model."""
+        """With one unit, all workers first make sure that they evaluate the same model."""
         self.units, self._found = units, found
 
     def compute(self, units: Sequence[int], goes_on: Callable[[], bool]) -> Sequence[int]:  # noqa: ARG002 - the port's
@@ -43,9 +43,7 @@ class EvaluationRound:
     """A turn of the script's loop, on all workers."""
 
     def __init__(self, mine: int, samples: int, usual: int) -> None:
-        """Begin a round. `mine`: the number of this worker's batch, `samples`: its samples, `usual`: those of all but
-        the last.
-        """
+        """`mine`: the number of this worker's batch, `samples`: its samples, `usual`: those of all but the last."""
         self._mine, self._samples, self._usual = mine, samples, usual
         self.done: set[int] | None = None  # batches of all workers, once they have reported
 
@@ -91,9 +89,7 @@ class SharedLoader:
     def __init__(
         self, whole: Any, batches: SharedBatches, placed: Callable[[Any], Any], apart: Callable[[], bool]
     ) -> None:
-        """Keep the loaders. `whole`: Accelerate's own, which is used while the script is in the middle of a step
-        (`apart`).
-        """
+        """`whole`: Accelerate's own, which is used while the script is in the middle of a step (`apart`)."""
         self.whole = whole
         self.batches = batches
         self.round: EvaluationRound | None = None  # the round under way

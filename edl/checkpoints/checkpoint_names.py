@@ -34,7 +34,7 @@ class CheckpointName(NamedTuple):
 
 
 def parse_name(text: str) -> CheckpointName | None:
-    """Parse a checkpoint's name; None if `text` is no such name."""
+    """Return None if `text` is no checkpoint's name."""
     match = _CHECKPOINT.fullmatch(text)
     name = CheckpointName(*map(int, match.groups())) if match else None
     return name if str(name) == text else None
@@ -72,17 +72,15 @@ def life_of(file: str) -> int:
 
 
 def optimizer_tensor(number: int, path: str) -> str:
-    """Name the tensor at `path` in the described state of an optimizer, which is numbered by the order of wrapping."""
+    """Number the optimizers by the order of wrapping; `path` is of the tensor in an optimizer's described state."""
     return f"optimizer/{number}/{path}"
 
 
 def registered_tensor(path: str) -> str:
-    """Name the tensor at `path` in the tree of registered values."""
     return f"registered/{path}"
 
 
 def draft_of(file: str, token: str) -> str:
-    """Return the temporary name of a file that is being written."""
     return f".{file}.{token}.tmp"
 
 

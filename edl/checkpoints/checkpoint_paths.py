@@ -21,8 +21,6 @@ _FILE = re.compile(r"(file|local)://")
 
 
 class JobFolder(NamedTuple):
-    """The checkpoints of one job."""
-
     files: Files
     job: str
 

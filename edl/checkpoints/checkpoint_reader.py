@@ -57,7 +57,7 @@ class Checkpoint:
     """A checkpoint whose manifest was read. `verify` tells whether its contents are as they were written."""
 
     def __init__(self, folder: JobFolder, manifest: Manifest) -> None:
-        """Prepare a checkpoint; only `open_checkpoint` and `publish` do."""
+        """Only `open_checkpoint` and `publish` make checkpoints."""
         self.manifest = manifest
         self.tensors = {tensor.name: tensor for tensor in manifest.tensors}
         self._folder = folder
@@ -229,8 +229,6 @@ def broken(folder: JobFolder, name: CheckpointName, reason: str) -> Broken:
 
 
 class PassedOver(NamedTuple):
-    """A checkpoint that cannot be used, and why."""
-
     name: CheckpointName
     reason: str  # one line that names it
 
@@ -262,8 +260,6 @@ def newest(folder: JobFolder, since: int = 0) -> Newest:
 
 
 class Chosen(NamedTuple):
-    """The checkpoint that a user's path stands for."""
-
     checkpoint: Checkpoint  # verified
     passed_over: tuple[PassedOver, ...]  # newer ones that are broken
 

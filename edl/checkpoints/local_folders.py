@@ -110,7 +110,6 @@ class LocalFiles:
             os.close(place)
 
     def _make(self, folder: str) -> None:
-        """Make each missing folder on the path."""
         _make_root(self._root)
         place = os.open(self._root, FOLDER)
         try:
@@ -216,7 +215,6 @@ def _name(place: int, draft: str, name: str) -> None:
 
 
 def _replace(place: int, draft: str, name: str) -> None:
-    """Give the file its name; replace a file that has the name."""
     os.rename(draft, name, src_dir_fd=place, dst_dir_fd=place)
 
 

@@ -24,8 +24,6 @@ CHUNK_BYTES = 1 << 20
 
 
 class Checksum:
-    """The checksum of bytes that come chunk after chunk."""
-
     def __init__(self) -> None:
         self._crc = 0
         self.bytes = 0  # number of bytes so far
@@ -120,8 +118,6 @@ class Broken(CheckpointError):
 
 
 class StoredTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor of the state."""
-
     name: Label
     dtype: Label  # as its framework calls it
     shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
@@ -132,7 +128,6 @@ class StoredTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def element_bytes(self) -> int:
-        """The bytes of one element as it is stored."""
         return (stored_type(self.dtype) or PLAIN).bytes
 
 
@@ -236,7 +231,7 @@ class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Encode a manifest. Raises CheckpointError if no reader would accept it."""
+    """Raise CheckpointError if no reader would accept the manifest."""
     check(manifest)
     inner = msgspec.json.encode(manifest)
     sealed = msgspec.json.encode(_Sealed(FORMAT, checksum_of(inner), msgspec.Raw(inner)))

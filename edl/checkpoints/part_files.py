@@ -72,8 +72,6 @@ class StateHead(msgspec.Struct, frozen=True):
 
 
 class JoinedState(NamedTuple):
-    """The state of all stages of a worker."""
-
     state: bytes
     registered: bytes
     tensors: tuple[StoredTensor, ...]

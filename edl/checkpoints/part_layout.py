@@ -35,8 +35,6 @@ class PartTitle(NamedTuple):
 
 
 class PartLayout(NamedTuple):
-    """The offsets of all bytes of a part."""
-
     header: bytes
     begins: tuple[int, ...]  # offset of each slice in the file
     bytes: int  # size of the whole file

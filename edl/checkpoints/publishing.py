@@ -110,7 +110,7 @@ def _stored(file: FileInfo) -> StoredFile:
 
 
 class Pruned(NamedTuple):
-    """The checkpoints that are kept and those that were removed; newest first."""
+    """Checkpoints of a job; newest first."""
 
     kept: tuple[CheckpointName, ...]  # durable checkpoints
     removed: tuple[CheckpointName, ...]

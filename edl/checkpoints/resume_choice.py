@@ -19,8 +19,6 @@ WORDS = (*GOES_ON, "never")
 
 
 class NewLife(NamedTuple):
-    """A life of a job, as it begins."""
-
     number: int  # number of the life
     checkpoint: Checkpoint | None  # verified; None: the job begins anew
     passed_over: tuple[PassedOver, ...] = ()  # newer ones that are broken

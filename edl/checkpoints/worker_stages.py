@@ -140,8 +140,6 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 class WorkerStage(NamedTuple):
-    """The stage that a process belongs to."""
-
     number: int = 0
     of: int = 1  # so many of a worker
     processes: tuple[int, ...] = (0,)
@@ -217,7 +215,6 @@ def difference_within(holdings: Sequence[Holding], *, contents: bool) -> str:
 
 
 def stage_with(stages: Iterable[WorkerStage], process: int) -> WorkerStage:
-    """Return the stage that a process belongs to."""
     return next(stage for stage in stages if process in stage.processes)
 
 

@@ -32,7 +32,7 @@ FILLS: Final = 64  # most steps by which the devices that are left are filled
 
 
 class Best(msgspec.Struct, frozen=True):
-    """The column chosen for each job, and an upper bound of how much more another choice could be worth."""
+    """`gap`: upper bound of how much more another choice could be worth."""
 
     columns: Ints
     gap: float
@@ -152,7 +152,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def ladder(most: int, devices: int) -> Ints:
-    """Return the candidates for any job on nodes of `devices` devices, from 1 on."""
+    """Return the candidate sizes of any job on nodes of `devices` devices, from 1 on."""
     sizes = list(range(1, min(devices, most) + 1))
     nodes = 2
     while nodes * devices <= most:

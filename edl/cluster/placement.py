@@ -29,8 +29,8 @@ class Rule(StrEnum):
 
 
 class Free:
-    """Count the free devices of each node, and index nodes by that count. Of equal nodes, the first to reach the
-    count.
+    """Count the free devices of each node, and index nodes by that count. Of equal nodes, the first to reach the count
+    is taken.
     """
 
     def __init__(self, nodes: Iterable[Node]) -> None:
@@ -65,7 +65,6 @@ class Free:
             self.take(node, self._free[node])
 
     def most(self) -> str:
-        """Return a node with the most free devices."""
         return next(iter(self._nodes[max(self._nodes)]))
 
     def least_with(self, workers: int) -> str | None:
@@ -157,7 +156,6 @@ def _grown(free: Free, before: Placement, workers: int, rule: Rule, each: int, *
 
 
 def _whole(devices: int, each: int) -> int:
-    """Return the devices of as many whole workers as these are enough for."""
     return devices - devices % each
 
 

@@ -44,8 +44,6 @@ TRIED: Final = 32  # batches between the smallest and the largest, in geometric 
 
 
 class Batches(msgspec.Struct, frozen=True):
-    """The batch sizes that a job may train with."""
-
     own: int  # global batch that the job was written for: progress is counted in steps of it
     smallest: int
     largest: int
@@ -261,8 +259,6 @@ STIRRED: Final = 0.05  # gradient noise that has moved by less than this share i
 
 
 class StepKind(msgspec.Struct, frozen=True):
-    """The configuration that a step was made with."""
-
     workers: int
     nodes: int
     samples: int
@@ -270,8 +266,6 @@ class StepKind(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Facts:
-    """The reports of one job, and the model fitted to them."""
-
     batches: Batches
     steps: dict[StepKind, tuple[float, float]] = field(default_factory=dict)  # ln of a pass and of a step, in seconds
     # the values that the model was fitted with
@@ -282,13 +276,10 @@ class Facts:
 
 
 class Analyzer:
-    """Fit a speed model to each job of a cluster."""
-
     def __init__(self) -> None:
         self._jobs: dict[str, Facts] = {}
 
     def expect(self, job: str, batches: Batches) -> None:
-        """Accept reports of a job from now on."""
         self._jobs[job] = Facts(batches)
 
     def forget(self, job: str) -> None:

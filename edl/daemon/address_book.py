@@ -41,9 +41,7 @@ class AddressBook:
     """The address exchanges of one daemon, one ring after the other."""
 
     def __init__(self, connect: Connect, refusals: Refusals, hold_s: float, answer_s: float) -> None:
-        """Keep the parts. `connect` makes a caller of an address. Questions wait for `hold_s`, and their answers take
-        `answer_s`.
-        """
+        """`connect` makes a caller of an address. Questions wait for `hold_s`, and their answers take `answer_s`."""
         self._connect = connect
         self._refusals = refusals
         self.hold_s = hold_s
@@ -130,7 +128,7 @@ class AddressBook:
                 return Addresses(None)
 
     def caller(self, address: str) -> Caller:
-        """Return the caller of a connected daemon. Raises PeerError."""
+        """Raise PeerError if the daemon at `address` is not asked any more."""
         if address not in self._callers:
             raise PeerError(f"the daemon at {address} is not asked any more")
         return self._callers[address]

@@ -36,7 +36,7 @@ class Process(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """Return the process that has this pid now."""
+        """Return None if no process has this pid now."""
         started = process_start_time(pid)
         return None if started is None else cls(pid, started)
 
@@ -86,10 +86,8 @@ class _Followed:
 
 
 class HostWatch:
-    """The sibling watches of one daemon."""
-
     def __init__(self, store: Store, root: str, folder: str, worker: str, tell: Callable[[], None]) -> None:
-        """Keep the parts. `folder`: the list of this host's workers, of which `worker` is this one. `tell`: `dead` may
+        """`folder`: the list of this host's workers, of which `worker` is this one. `tell` is called when `dead` may
         have changed.
         """
         self._store = store
@@ -106,12 +104,11 @@ class HostWatch:
         return tuple(sorted(worker for worker, one in self._followed.items() if one.is_dead))
 
     def start(self) -> None:
-        """Watch the siblings, until `stop`."""
         self._running = asyncio.ensure_future(self._run())
         self._running.add_done_callback(_tell_of_crash)
 
     async def stop(self) -> None:
-        """Stop; `tell` is not called after this."""
+        """`tell` is not called after this."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)

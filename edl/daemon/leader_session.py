@@ -207,8 +207,6 @@ def _differs(observation: say.Observation, sent: say.Observation | None) -> bool
 
 
 class PresenceNode:
-    """The presence nodes of one daemon."""
-
     def __init__(self, store: Store, clock: Clock, marks: Mapping[str, bytes]) -> None:
         """Watch the connection, which has just come. `marks`: the nodes and their values."""
         self._store = store

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -45,7 +45,7 @@ from edl.errors import Fenced, StoreUnavailable
 from edl.facts import LeaderElected
 from edl.protocol import leader_messages as say
 from edl.protocol import node_paths
-from edl.protocol.record import OVER, Record, Status
+from edl.protocol.record import OVER, Identity, Record, Status
 from edl.transport.call_errors import Reason, Refusals, Refused
 from edl.transport.service import Call
 
@@ -59,8 +59,6 @@ TICK_S = 1.0  # how late an overdue worker may be noticed when nothing else happ
 
 
 class LeaderConfig(msgspec.Struct, frozen=True):
-    """The settings of a leader."""
-
     job: str
     worker: str
     address: str  # address at which its daemon listens
@@ -85,20 +83,19 @@ class Leader:
         refusals: Refusals,
         restored_at: Callable[[], float] = lambda: float("-inf"),
     ) -> None:
-        """Keep the parts. `restored_at`: when this daemon's own connection to the coordinator came, or came back, on
-        this clock.
-        """
+        """`restored_at`: when this daemon's own connection to the coordinator came, or came back, on this clock."""
         self._about = about
         self._store = store
         self._reign = reign
         self._clock = clock
         self._refusals = refusals
         self._restored_at = restored_at
-        self._chronicle: RecordStore[Asked] = RecordStore(about.job, store, reign, clock, self._tell)
-        self._lead_times = LeadTimes.of(about.session_timeout_s)
+        self.chronicle: RecordStore[Asked] = RecordStore(about.job, store, reign, clock, self.tell)
+        self.lead_times = LeadTimes.of(about.session_timeout_s)
+        self.tick_s = TICK_S
         self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
         self._asked: set[Asked] = set()
-        self._machine: JobMachine | None = None
+        self.machine: JobMachine | None = None
         self._governor: PolicyRunner | None = None
         self._book: OrderBook | None = None
         self._published = asyncio.Event()
@@ -124,7 +121,7 @@ class Leader:
                 tasks.create_task(self._watch_time())
                 tasks.create_task(self._sweep())
                 tasks.create_task(self._settle_in())
-                self._governor = PolicyRunner(machine, self._clock, self._put, self._about.code)
+                self._governor = PolicyRunner(machine, self._clock, self.put, self._about.code)
                 tasks.create_task(self._governor.run())
         except* Fenced:
             logger.info("term %d is over", self._reign.term)
@@ -140,18 +137,21 @@ class Leader:
     # ---------------------------------------------------------------------------------------------------- the owner
 
     async def _take_over(self) -> JobMachine:
-        record = await self._chronicle.open()
+        record = await self.chronicle.open()
         alive = frozenset(await patiently(lambda: self._store.children(node_paths.workers(self._about.job))))
         if self._doubt_s() > 0:
             alive = alive.union(_with_daemons(record))  # lost workers are looked for later
-        machine = self._machine = JobMachine(record, self._lead_times, Deadlines.of(self._about.step_timeout_s))
+        machine = self.machine = self.machine_of(record)
         took_over = TookOver(alive, self._clock.wall())
         decided: BatchDecided[Asked] = decide(machine, [(took_over, None)], self._clock.now())
         if record.state not in OVER:  # else there is nothing to lead: callers learn how the job ended
             elected = Tell(LeaderElected(worker=self._about.worker), record.generation, machine.newest_step)
             decided = dataclasses.replace(decided, told=(elected, *decided.told))
-        await self._chronicle.keep(decided)
+        await self.chronicle.keep(decided)
         return machine
+
+    def machine_of(self, record: Record) -> JobMachine:
+        return JobMachine(record, self.lead_times, Deadlines.of(self._about.step_timeout_s))
 
     async def _work(self, machine: JobMachine) -> None:
         """Take inputs, as many as there are at a time, and make their results durable in one write."""
@@ -159,8 +159,8 @@ class Leader:
             batch = [await self._next_input(machine.wake_at)]
             while len(batch) < BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            await self._chronicle.keep(decide(machine, batch, self._clock.now()))
-            self._knocking.look_for(machine.silent)
+            await self.chronicle.keep(decide(machine, batch, self._clock.now()))
+            self.look_for(machine.silent)
 
     async def _next_input(self, wake_at: float) -> Pending:
         try:
@@ -169,7 +169,12 @@ class Leader:
         except TimeoutError:
             return TimePassed(), None
 
-    def _tell(self, said: Telling[Asked]) -> None:
+    def look_for(self, silent: Sequence[Identity]) -> None:
+        """Test whether the daemons of these workers still listen."""
+        self._knocking.look_for(silent)
+
+    def tell(self, said: Telling[Asked]) -> None:
+        """Carry out what may be told, as its cause is durable."""
         match said:
             case Publish(book, pressing):
                 self._publish(book, pressing=pressing)
@@ -179,7 +184,7 @@ class Leader:
                 if not asked.done():
                     asked.set_result(reply)
             case WriteManifest(record):
-                self._publish_saving(record)
+                self.write_manifest(record)
             case DeclareRest(at_rest=True):
                 self._at_rest.set()
             case DeclareRest():
@@ -198,7 +203,8 @@ class Leader:
             self._published.set()
             self._published = asyncio.Event()
 
-    def _publish_saving(self, record: Record) -> None:
+    def write_manifest(self, record: Record) -> None:
+        """Publish the checkpoint whose parts are durable, beside all else."""
         if record.checkpoints.saving is not None:
             self._publisher.publish(record)
 
@@ -241,7 +247,7 @@ class Leader:
 
     async def _watch_time(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self.tick_s)
             await self._queue.put((TimePassed(), None))
 
     async def _sweep(self) -> None:
@@ -257,7 +263,7 @@ class Leader:
         """Forget the resignations of earlier leaders, once this one has led for some time."""
         while True:
             await asyncio.sleep(self._about.step_timeout_s)
-            record = self._chronicle.record
+            record = self.chronicle.record
             version = 0 if record is None else record.version
             if await patiently(lambda: forget(self._about.job, self._store, self._reign, version)):  # noqa: B023
                 return
@@ -297,7 +303,8 @@ class Leader:
             case _:  # the transport decodes requests only
                 raise Refused(Reason.UNKNOWN_MESSAGE)
 
-    async def _put(self, happened: Input) -> None:
+    async def put(self, happened: Input) -> None:
+        """Let the machine take what no caller has asked for."""
         await self._queue.put((happened, None))
 
     async def _ask(self, happened: Input) -> say.Reply:
@@ -310,14 +317,13 @@ class Leader:
             self._asked.discard(asked)
 
     async def _orders(self, worker: str, known: tuple[int, int], hold_s: float) -> say.Reply:
-        """Answer a daemon that waits for orders."""
         # A daemon that knows all urgent orders waits: while a ring breaks or forms, the record changes many times a
         # second, and a thousand daemons would ask anew each time.
         book = self._book
         if book is None or (known[0] == self._reign.term and known[1] >= self._pressing):
             published = self._published
             try:
-                async with asyncio.timeout(min(hold_s, self._lead_times.hold_s)):
+                async with asyncio.timeout(min(hold_s, self.lead_times.hold_s)):
                     await published.wait()
             except TimeoutError:
                 pass  # the same orders again: these also show the daemon that this leader lives
@@ -330,7 +336,7 @@ class Leader:
         """Return the status by what is durable: while the coordinator is away, unwritten decisions are not shown (I9).
         None: this leader has not taken over yet.
         """
-        machine, durable = self._machine, self._chronicle.record
+        machine, durable = self.machine, self.chronicle.record
         if machine is None or durable is None:
             return None
         wall = machine.wall_at(self._clock.now())

@@ -38,12 +38,10 @@ class Door(Protocol):
 
 
 class Leadership:
-    """The candidacy and leadership of one daemon."""
-
     def __init__(
         self, about: LeaderConfig, port: int, store: Store, door: Door, clock: Clock, lead: Callable[[Reign], Leader]
     ) -> None:
-        """Keep the parts. `lead`: makes a leader for a term that has just begun, which is run here."""
+        """`lead` makes a leader for a term that has just begun; the leader is run here."""
         self._about = about
         self._store = store
         self._door = door
@@ -63,7 +61,6 @@ class Leadership:
         """The reason, once this daemon will not lead again, and no other is known to lead: its worker cannot go on."""
 
     def stand(self) -> None:
-        """Become a candidate for election."""
         self._candidate.stand()
 
     async def leave(self) -> None:
@@ -78,7 +75,7 @@ class Leadership:
             await asyncio.gather(reign, return_exceptions=True)
 
     async def answer(self, call: Call) -> leader_messages.Reply:
-        """Answer a call to the leader. Raises Refused."""
+        """Raise Refused if this daemon does not lead; its leader may refuse, too."""
         if self._leader is None:
             raise Refused(Reason.TERM)
         return await self._leader.answer(call)

@@ -39,8 +39,6 @@ class _Stamp(msgspec.Struct, frozen=True):
 
 
 class Leftovers(msgspec.Struct, frozen=True):
-    """The nodes that one job has left."""
-
     job: str
     verdict: Standing
     state: str

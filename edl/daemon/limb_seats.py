@@ -89,7 +89,6 @@ class LimbSeats:
         seat.connection, seat.status = connection, hello.status
 
     def take(self, connection: Connection, status: say.TrainerStatus) -> None:
-        """Take a process's newest status."""
         for seat in self._seats.values():
             if seat.connection is connection:
                 seat.status = status
@@ -224,7 +223,7 @@ class LimbSeats:
         return sum(cpu_s for cpu_s, _ in used), sum(memory for _, memory in used)
 
     def seen(self) -> tuple[LimbSeen, ...]:
-        """Return what is seen of each process, where there are several."""
+        """Return the condition of each process; nothing if there is only one."""
         if self._processes == 1:
             return ()
         return tuple(

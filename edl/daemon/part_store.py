@@ -31,14 +31,10 @@ logger = logging.getLogger("edl")
 
 
 class PartStore:
-    """The checkpoint parts of one trainer."""
-
     def __init__(
         self, folder: Path, stored: Callable[[int, PartInfo], object], failed: Callable[[int, str], object]
     ) -> None:
-        """Keep the parts. `folder`: shared with the trainer; `stored` or `failed` is called in the loop with the
-        result.
-        """
+        """`folder`: shared with the trainer; `stored` or `failed` is called in the loop with the result."""
         self._folder = folder
         self._stored = stored
         self._failed = failed
@@ -58,11 +54,9 @@ class PartStore:
 
     @property
     def busy(self) -> bool:
-        """Tell whether a part is being written."""
         return bool(self._tasks)
 
     async def wait_idle(self, timeout_s: float) -> None:
-        """Wait until no part is being written, or for `timeout_s`."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
@@ -121,10 +115,8 @@ def resumed_from(path: str) -> tuple[Resumed | None, str]:
 
 
 class Publisher:
-    """The manifests of one leader."""
-
     def __init__(self, clock: Clock, hear: Callable[[SavingPublished | PublishingFailed], object]) -> None:
-        """Keep the clock. `hear` is called in the loop with the result."""
+        """`hear` is called in the loop with the result."""
         self._clock = clock
         self._hear = hear
         self._thread = ThreadPoolExecutor(1, "edl-publish")

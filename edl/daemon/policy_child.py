@@ -85,7 +85,6 @@ class Child:
         self._code: Any = None
 
     def serve(self) -> None:
-        """Answer questions until they end."""
         questions = msgspec.msgpack.Decoder(wire.Question)
         while head := self._read.read(wire.LENGTH.size):
             (length,) = wire.LENGTH.unpack(head)

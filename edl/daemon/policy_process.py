@@ -41,8 +41,6 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class AskPolicy(msgspec.Struct, frozen=True, tag="ask"):
-    """Ask the policy for a decision."""
-
     view: View
 
 
@@ -52,8 +50,7 @@ class Tabulate(msgspec.Struct, frozen=True, tag="tabulate"):
     most: int
 
 
-class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """The code is imported, and can be asked."""
+class Loaded(msgspec.Struct, frozen=True, tag="loaded"): ...
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -79,7 +76,7 @@ Answer = Loaded | Failed | Decided | Tabulated
 
 
 def encode(said: msgspec.Struct) -> bytes:
-    """Encode a frame. Raises TypeError for values of the user's code that are neither number nor text."""
+    """Raise TypeError for values of the user's code that are neither number nor text."""
     body = msgspec.msgpack.encode(said, enc_hook=_plain)
     return LENGTH.pack(len(body)) + body
 

@@ -38,7 +38,7 @@ class PolicyRunner:
         put: Callable[[Input], Awaitable[None]],
         code: Code | None = None,
     ) -> None:
-        """Keep the parts. `code`: this daemon's own copy of a user's policy. No other code is ever run (I18)."""
+        """`code`: this daemon's own copy of a user's policy. No other code is ever run (I18)."""
         self._code = code
         self._process: PolicyProcess | None = None
         self._loading: asyncio.Future[None] | None = None

@@ -58,18 +58,18 @@ class RecordStore(Generic[A]):
     def __init__(
         self, job: str, store: Store, reign: Reign, clock: Clock, tell: Callable[[Telling[A]], None] = lambda _: None
     ) -> None:
-        """Keep the parts. `tell` is called with each answer that may be given, once its cause is durable."""
+        """`tell` is called with each answer that may be given, once its cause is durable."""
         self._job = job
         self._store = store
         self._reign = reign
         self._clock = clock
         self._tell = tell
-        self._writing: Writing[A] | None = None
+        self.writing: Writing[A] | None = None  # from the record that was found on
 
     @property
     def record(self) -> Record | None:
         """The record as it is in the coordinator; None: unknown yet."""
-        return None if self._writing is None else self._writing.record
+        return None if self.writing is None else self.writing.record
 
     async def open(self) -> Record:
         """Read the record of the leaders before; the first leader makes one of a job that no worker has joined yet."""
@@ -77,7 +77,7 @@ class RecordStore(Generic[A]):
         if node is None:
             node = await patiently(self._found)
         record = decode_record(node.value)
-        self._writing = Writing(record, node.version, self._reign.term)
+        self.writing = Writing(record, node.version, self._reign.term)
         return record
 
     async def keep(self, decided: BatchDecided[A]) -> None:
@@ -86,12 +86,12 @@ class RecordStore(Generic[A]):
         Raises Fenced if the term is over, StoreUnavailable if it is not known whether the batch is durable, so that the
         term has to end, and UsageError if the batch cannot be stored.
         """
-        assert self._writing is not None
-        due = deque(self._writing.handle(decided))
+        assert self.writing is not None
+        due = deque(self.writing.handle(decided))
         while due:
             match due.popleft():
                 case Commit() | ForgetSecret() as command:
-                    due.extend(self._writing.handle(await self._outcome(command)))
+                    due.extend(self.writing.handle(await self._outcome(command)))
                 case said:
                     self._tell(said)
 
@@ -228,7 +228,7 @@ class ResignationWriter:
 
 
 def _decoded(node: StoredNode | None) -> Record | None:
-    """Decode a record; None if there is none, or it cannot be read."""
+    """Return None if there is no record, or it cannot be read."""
     try:
         return None if node is None else decode_record(node.value)
     except (msgspec.MsgspecError, zlib.error, UnicodeDecodeError):

@@ -50,7 +50,7 @@ class PortProbe:
     """Test the addresses of silent workers, for one leader (`edl.core.job.deadlines`)."""
 
     def __init__(self, tell: Callable[[tuple[Identity, ...]], None]) -> None:
-        """Keep the callback. `tell`: no process listens any more at the addresses of these workers."""
+        """`tell`: no process listens any more at the addresses of these workers."""
         self._tell = tell
         self._silent: Sequence[Identity] = ()
         self._task: asyncio.Task[None] | None = None
@@ -62,7 +62,7 @@ class PortProbe:
             self._task = asyncio.ensure_future(self._knock())
 
     def close(self) -> None:
-        """Stop; `tell` is not called after this."""
+        """`tell` is not called after this."""
         if self._task is not None:
             self._task.cancel()
 
@@ -81,7 +81,7 @@ class RollCaller:
     """The presence checks of one daemon, one call after the other."""
 
     def __init__(self, introductions: AddressBook, hold_s: float, answer_s: float, tell: Callable[[], None]) -> None:
-        """Keep the parts. `tell`: all have answered. Questions wait for `hold_s`, and their answers take `answer_s`."""
+        """`tell`: all have answered. Questions wait for `hold_s`, and their answers take `answer_s`."""
         self._introductions = introductions
         self._hold_s = hold_s
         self._answer_s = answer_s

@@ -38,8 +38,8 @@ class TrainerView(ObservedTrainer):
         halted: Callable[[], str] = str,
         limbs: Callable[[], tuple[LimbSeen, ...]] = tuple,
     ) -> None:
-        """Keep the sources. `refused`: counts of refusals by the daemon. `used`: seconds of CPU and bytes of memory of
-        the trainer. `halted`: what the system holds the trainer's process up by. `limbs`: its processes, if several.
+        """`refused`: counts of refusals by the daemon. `used`: seconds of CPU and bytes of memory of the trainer.
+        `halted`: what the system holds the trainer's process up by. `limbs`: its processes, if several.
         """
         super().__init__()
         self._used, self._halted, self._limbs = used, halted, limbs
@@ -66,7 +66,6 @@ class TrainerView(ObservedTrainer):
         return self.status.over and not any(one.state == HELD for one in self._limbs())
 
     def observe(self, now: float) -> Observation:
-        """Return the observation of the trainer at time `now`."""
         self._measure(now)
         self._sit(now)
         cpu_s, memory = self._used()

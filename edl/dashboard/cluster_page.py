@@ -47,8 +47,6 @@ class HeldBar(msgspec.Struct, frozen=True):
 
 
 class DeviceLane(msgspec.Struct, frozen=True):
-    """A device over time, and its present worker."""
-
     device: int
     now: str  # the present worker; empty: the device is free
     colour: int
@@ -56,8 +54,6 @@ class DeviceLane(msgspec.Struct, frozen=True):
 
 
 class NodeLanes(msgspec.Struct, frozen=True):
-    """A node and its devices."""
-
     node: str
     there: bool  # the node's agent is running
     left_out: bool  # the node has failed its workers, and gets none for a while
@@ -66,8 +62,6 @@ class NodeLanes(msgspec.Struct, frozen=True):
 
 
 class QueueRow(msgspec.Struct, frozen=True):
-    """A job in the queue."""
-
     job: str
     user: str
     priority: int
@@ -80,8 +74,6 @@ class QueueRow(msgspec.Struct, frozen=True):
 
 
 class ClusterSight(msgspec.Struct, frozen=True):
-    """A cluster at one moment."""
-
     policy: str
     leads: str
     tiles: tuple[Tile, ...]
@@ -115,7 +107,6 @@ def cluster_sight(status: ClusterStatus, jobs: Sequence[JobShown], now: float, s
 
 
 def colour_of(job: str) -> int:
-    """Return the colour of all workers of a job, wherever they are shown."""
     return crc32(job.encode()) % COLOURS
 
 

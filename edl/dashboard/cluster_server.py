@@ -33,7 +33,7 @@ Look = Callable[[], Awaitable[ClusterSeen]]
 
 
 class ClusterFeed:
-    """The feed of one cluster. Run it as a task."""
+    """Run it as a task."""
 
     def __init__(self, look: Look) -> None:
         self._look = look
@@ -56,7 +56,6 @@ class ClusterFeed:
         return self.seen is not None
 
     async def run(self) -> None:
-        """Read again and again until cancelled."""
         while True:
             try:
                 self.seen, self.at, self.away = await self._look(), time.time(), ""
@@ -69,7 +68,7 @@ class ClusterFeed:
 
 
 class LooksHere:
-    """A reader of this machine's cluster, which keeps one session as long as it works."""
+    """Keep one session to this machine's cluster as long as it works."""
 
     def __init__(self, home: ClusterHome) -> None:
         self._home = home
@@ -103,8 +102,6 @@ class LooksHere:
 
 
 class ClusterPageServer(GuardedSite):
-    """The server of one cluster's page."""
-
     def __init__(self, feed: ClusterFeed, access: Access) -> None:
         super().__init__(access, {"": self._page, "events": self._events})
         self._feed = feed

@@ -61,12 +61,10 @@ MOST_EVENTS: Final = 100_000  # events that are kept; a day with a change each m
 
 
 class Feed:
-    """The feed of one job. Run it as a task."""
+    """Run it as a task."""
 
     def __init__(self, locate: Callable[[], Whereabouts], clock: Clock | None = None) -> None:
-        """Prepare the feed. `locate` returns where the job is now, because each of its lives may have a coordinator of
-        its own.
-        """
+        """`locate` returns where the job is now, because each of its lives may have a coordinator of its own."""
         self._locate = locate
         self._clock = clock or SystemClock()
         self.story: list[dict[str, Any]] = []
@@ -95,7 +93,7 @@ class Feed:
 
     @staticmethod
     async def wait(news: asyncio.Event, timeout_s: float) -> None:
-        """Wait for news, no longer than `timeout_s`."""
+        """Return after `timeout_s` at the latest, also without news."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await news.wait()
@@ -218,7 +216,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class History:
-    """The points of one job, oldest first, at most twice as many as are drawn."""
+    """Points of one job, oldest first, at most twice as many as are drawn."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []

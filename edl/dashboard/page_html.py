@@ -25,15 +25,13 @@ PARTS: Final = ("compute", "data", "wait")
 
 
 class Charts(msgspec.Struct, frozen=True):
-    """The data of the charts, which `shipped/page.js` reads."""
+    """Data that `shipped/page.js` reads."""
 
     size: Any  # {"at": [...], "size": [...], "changes": [...]}
     series: Any  # `edl.dashboard.page_feed.Series`
 
 
 class Controls(msgspec.Struct, frozen=True):
-    """The buttons, if they were asked for."""
-
     check: str  # secret of this page, which a form of another site does not have
     said: str = ""  # result of the last press
 
@@ -47,9 +45,7 @@ def page(
     *,
     live: bool = True,
 ) -> str:
-    """Make the whole page. `head` names styles and scripts. With `live`, the page gets further messages as things
-    happen.
-    """
+    """`head` names styles and scripts. With `live`, the page gets further messages as things happen."""
     link = "" if view.over or not live else '<span id="link" class="dot off">state when the page was loaded</span>'
     if live:
         link += f'<a id="share" href="report" download="{escape(view.job)}.html">save as one file</a>'
@@ -180,7 +176,7 @@ def time_bar(parts: Sequence[tuple[str, float]]) -> str:
 
 
 def rows(events: Iterable[ToldEvent]) -> str:
-    """Make the rows of events, newest first."""
+    """Newest first."""
     return "".join(row(event) for event in events)
 
 
@@ -301,8 +297,6 @@ def _line_picture(
 
 
 class Line(NamedTuple):
-    """A line of a picture that has several."""
-
     name: str
     points: Sequence[tuple[float, float]]
     mark: str  # class by which its looks differ

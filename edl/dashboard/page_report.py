@@ -27,7 +27,7 @@ SHIPPED: Final = Path(__file__).with_name("shipped")
 
 
 def report(feed: Feed) -> str:
-    """Make the page. Its policy allows the two scripts and styles in it, by their digests, and no loading."""
+    """The page's policy allows the two scripts and styles in it, by their digests, and no loading."""
     shown = page_feed.view(feed), page_feed.newest(feed, REPORT_ROWS), page_feed.charts(feed)
     styles = [_shipped(name) for name in ("uPlot.min.css", "page.css")]
     scripts = [_shipped(name) for name in ("uPlot.iife.min.js", "page.js")]
@@ -43,7 +43,7 @@ def report(feed: Feed) -> str:
 
 
 def alone_in_file(title: str, body: str) -> str:
-    """Make a file of `body`, which runs no script. `title` and `body` are HTML."""
+    """Make a file that runs no script. `title` and `body` are HTML."""
     style = _shipped("page.css")
     policy = f"default-src 'none'; img-src data:; style-src {_digests([style])}; base-uri 'none'; form-action 'none'"
     return f"""<!doctype html>
@@ -67,8 +67,6 @@ EMPTY: Final = '<p class="empty">neither job has it on record</p>'
 
 
 class ComparedRun(msgspec.Struct, frozen=True):
-    """A job that is compared with another one."""
-
     view: PageValues
     at: Sequence[float]  # times of its sizes
     sizes: Sequence[int]
@@ -76,7 +74,6 @@ class ComparedRun(msgspec.Struct, frozen=True):
 
 
 def comparison(runs: Sequence[ComparedRun]) -> str:
-    """Make the page of two jobs."""
     names = " and ".join(run.view.job for run in runs)
     heads = "".join(
         f'<span><i class="{mark}"></i><b>{escape(run.view.job)}</b> {state(run.view)}</span>'
@@ -153,7 +150,6 @@ def _rates(run: ComparedRun) -> list[tuple[float, float]]:
 
 
 def _figures(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return the names of figures that the scripts report."""
     return sorted({name for run in runs for point in run.points for name in point.figures})[:NAMES]
 
 

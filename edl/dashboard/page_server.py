@@ -32,7 +32,7 @@ ASK_S = 10.0
 
 
 async def press(locate: Callable[[], Whereabouts], what: str) -> str:
-    """Carry out the button `what`; return the result in one line."""
+    """Return the result in one line."""
     try:
         where = locate()
         match what:
@@ -71,7 +71,7 @@ Act = Callable[[str], Awaitable[str]]
 
 
 class PageServer(GuardedSite):
-    """The server of one job's page. `act` carries out a button by its name; None means that there are no buttons."""
+    """`act` carries out a button by its name; None means that there are no buttons."""
 
     def __init__(self, feed: Feed, access: Access, act: Act | None = None) -> None:
         super().__init__(access, {"": self._page, "events": self._events, "report": self._report}, self._press)

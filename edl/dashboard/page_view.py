@@ -31,8 +31,6 @@ class TimeShare(msgspec.Struct, frozen=True):
 
 
 class TimeShares:
-    """The spendings of a job's members."""
-
     def __init__(self) -> None:
         self._seen: dict[str, deque[Usage]] = {}
 
@@ -83,7 +81,7 @@ ROUTINE: Final = frozenset(
 
 
 class ToldEvent(msgspec.Struct, frozen=True):
-    """An event, with its number in the job's history, from 1."""
+    """`number`: in the job's history, from 1."""
 
     number: int
     ts: float
@@ -104,8 +102,6 @@ class RingChange(msgspec.Struct, frozen=True):
 
 
 class Tile(msgspec.Struct, frozen=True):
-    """A figure that is read at a glance."""
-
     name: str
     value: str
     note: str = ""
@@ -113,8 +109,6 @@ class Tile(msgspec.Struct, frozen=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True):
-    """A worker, as a row of a table."""
-
     worker: str
     rank: str
     host: str
@@ -127,8 +121,6 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
 
 class PageValues(msgspec.Struct, frozen=True):
-    """A job at one moment."""
-
     job: str
     state: str
     reason: str

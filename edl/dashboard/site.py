@@ -112,10 +112,10 @@ Answer = Callable[[Request], Awaitable[Response]]
 
 
 class GuardedSite:
-    """The site of one page. Only the link is answered without the cookie."""
+    """Only the link is answered without the cookie."""
 
     def __init__(self, access: Access, answers: dict[str, Answer], pressed: Answer | None = None) -> None:
-        """`answers`: by the name of what is read below the page's place. `pressed` answers a press of a button."""
+        """`answers`: by the name that follows the page's place in the path. `pressed` answers a press of a button."""
         self._access = access
         self._streams = 0
         routes = [self._guarded(name, answer) for name, answer in (answers | dict.fromkeys(FILES, self._file)).items()]
@@ -163,7 +163,6 @@ class GuardedSite:
         return Response((SHIPPED / name).read_bytes(), media_type=FILES[name], headers=HEADERS)
 
     async def serve(self, ear: socket.socket) -> None:
-        """Serve the site until cancelled."""
         await serve(self.app, ear)
 
 

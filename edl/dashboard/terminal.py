@@ -20,7 +20,6 @@ EVENTS: Final = 12
 
 
 def screen(feed: Feed) -> Group:
-    """Make the whole screen."""
     view = page_feed.view(feed)
     return Group(
         _head(view),
@@ -34,7 +33,7 @@ def screen(feed: Feed) -> Group:
 
 
 def print_screen(feed: Feed) -> None:
-    """Print the screen, as plain lines if the output is no terminal."""
+    """Print plain lines if the output is no terminal."""
     Console(highlight=False, soft_wrap=False).print(screen(feed))
 
 

@@ -27,7 +27,7 @@ LOOK_S: Final = 0.5
 
 
 class Tail:
-    """A reader of whole lines of a growing file."""
+    """Read whole lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,8 +47,6 @@ class Tail:
 
 
 class RecordTeller:
-    """The export of one job's record."""
-
     def __init__(self, job: str, record: Folder, host: str, tensorboard: Path | None, *, spans: bool) -> None:
         self._points, self._events = Tail(record.figures), Tail(record.events)
         self._curves, self._teller, self._switches = Curves(host), Teller(host), Switches()

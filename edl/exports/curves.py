@@ -27,7 +27,7 @@ class Numbered(msgspec.Struct, frozen=True):
 
 
 class Teller:
-    """The choice of events for one machine."""
+    """Choose the events that one machine exports."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -64,7 +64,7 @@ STEPS: Final = "job/steps_per_second"
 
 
 class StepRow(msgspec.Struct, frozen=True):
-    """The known values of one step, which is counted over all lives of the job."""
+    """`values`: those known. `step` is counted over all lives of the job."""
 
     step: int
     ts: float
@@ -148,5 +148,4 @@ def _rates(before: Point | None, point: Point) -> dict[str, float]:
 
 
 def lives_of(story: Iterable[Mapping[str, Any]]) -> list[AnotherLife]:
-    """Return the lives that began by the events in `story`."""
     return [AnotherLife(int(flat["from_step"]), flat["ts"]) for flat in story if flat["kind"] == Kind.LIFE_BEGUN.value]

@@ -21,7 +21,7 @@ LAST_MS = 5000  # to send the remaining spans at the end
 
 
 class SpanSender:
-    """The sender of one job's spans. The SDK sends in a thread; an unreachable receiver costs nothing but its spans."""
+    """The SDK sends in a thread; an unreachable receiver costs nothing but its spans."""
 
     def __init__(self, job: str) -> None:
         named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "edl"}

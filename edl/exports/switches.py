@@ -21,7 +21,7 @@ Attributes = dict[str, str | int | float | bool]
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part of a switch. Times are in seconds since 1970."""
+    """Times are in seconds since 1970."""
 
     name: str  # plan, boot, rehearsal, leave, enter or state
     began: float
@@ -48,7 +48,7 @@ class Newcomer(msgspec.Struct, frozen=True):
 
 
 class Switches:
-    """The switches of one job, found while its events come in."""
+    """Find one job's switches while its events come in."""
 
     def __init__(self) -> None:
         self._newcomers: dict[str, Newcomer] = {}

@@ -30,8 +30,6 @@ COUNT = "events.count"  # file with the number of events that earlier lines have
 
 
 class EventFiles:
-    """The files of one run in one folder."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: Any = None
@@ -62,8 +60,6 @@ class EventFiles:
 
 
 class TensorBoardFiles:
-    """The files of one job."""
-
     def __init__(self, folder: Path) -> None:
         self._curves = EventFiles(folder)
         self._story = EventFiles(folder / "events")

@@ -86,7 +86,7 @@ class Counters:
 
     @property
     def batches(self) -> int:
-        """Batches of the present epoch."""
+        """Count the batches of the present epoch."""
         return int(self._epochs.batch_progress.current.ready)
 
     def _now(self) -> list[Any]:
@@ -112,14 +112,13 @@ class LightningState(LoopState):
     """The state of one `Trainer.fit`."""
 
     def __init__(self, trainer: Any, counters: Counters, ending: Callable[[], StepEnd]) -> None:
-        """Keep the trainer. `ending`: how the step under way will end, unless it counts."""
+        """`ending`: how the step under way will end, unless it counts."""
         self._trainer = trainer
         self._counters = counters
         self._ending = ending
         self.limit: float = math.inf  # batches of an epoch, if the script limits them
 
     def take(self, found: Mapping[str, Any]) -> None:
-        """Load the state that another worker, or an earlier life, has sent."""
         trainer = self._trainer
         self._counters.put(list(found["counters"]))
         self.ended, self.open_pass, self.limit = StepEnd(found["ended"]), found["open_pass"], found["limit"]
@@ -135,7 +134,6 @@ class LightningState(LoopState):
             vars(callback).update(state)
 
     def read(self) -> dict[str, Any]:
-        """Return the complete state."""
         trainer, datamodule = self._trainer, self._trainer.datamodule
         return {
             "counters": self._counters.read(),

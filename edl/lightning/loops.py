@@ -57,7 +57,6 @@ class LightningSteps(LoopSteps):
         super().__init__(seat, self.traveller)
 
     def begin_step(self) -> None:
-        """Begin a step whose first batch was fetched."""
         self.counters.begin()
         super().begin_step()
 
@@ -67,7 +66,6 @@ class LightningSteps(LoopSteps):
             raise Uncounted
 
     def end_step(self, *, counted: bool) -> StepEnd:
-        """End the step; return how it ended, which is the same on all workers."""
         rehearsed = self.seat.rehearsing()
         self.counters.end(counted=counted, batches=self.trainer.accumulate_grad_batches)
         ended = super().end_step(counted=counted)
@@ -183,13 +181,10 @@ class ElasticManual(_ManualOptimization):  # type: ignore[misc]
 
 
 class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
-    """The loop over the batches of an epoch."""
-
     elastic: LightningSteps
     _outcome = FateOfBatch.COUNTED
 
     def advance(self, data_fetcher: Any) -> None:
-        """Train one batch."""
         hook = self.trainer.lightning_module._current_fx_name
         try:
             super().advance(data_fetcher)

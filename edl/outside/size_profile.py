@@ -78,7 +78,7 @@ class Wish(msgspec.Struct, frozen=True):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes, largest first: workers leave at once, and come only after a boot. Raises UsageError."""
+        """Return the sizes, largest first: workers leave at once, and come only after a boot. Raises UsageError."""
         if not 1 <= self.smallest <= self.largest or self.stride < 1 or self.batches < 1:
             raise UsageError(
                 f"cannot measure from {self.largest} down to {self.smallest} workers, {self.batches} batches at each, "

@@ -34,14 +34,14 @@ from edl.proof.step_figures import set_file
 
 
 class StartProcess(msgspec.Struct, frozen=True, tag=True):
-    """Start a process. In its words and variables {folder} and {interface} stand for the host's own."""
+    """{folder} and {interface} in words and variables stand for the host's own."""
 
     command: list[str]
     environ: dict[str, str]
 
 
 class KillProcess(msgspec.Struct, frozen=True, tag=True):
-    """Kill a process by SIGKILL."""
+    """Kill by SIGKILL."""
 
     pid: int
 
@@ -95,8 +95,6 @@ class ToldClock(msgspec.Struct, frozen=True, tag=True):
 
 
 class PartFailed(msgspec.Struct, frozen=True, tag=True):
-    """The part cannot go on."""
-
     reason: str
 
 
@@ -128,7 +126,7 @@ ANY_PORT = 9  # of an address to which the way is looked up
 
 
 class HostPart:
-    """The processes of one host, and what they write."""
+    """Run the processes of one host, and tell what they write."""
 
     def __init__(self, folder: Path, interface: str) -> None:
         self._folder, self._interface = folder, interface

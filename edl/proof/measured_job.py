@@ -24,7 +24,7 @@ END_S = 30.0
 
 
 class NotComeTrue(EdlError):
-    """A job did not come as far as was waited for in time, or has ended; with its last lines."""
+    """A job did not come so far in time, or has ended; the message has its last lines."""
 
 
 def program(name: str) -> str:
@@ -36,7 +36,7 @@ def edl_run(workers: int, name: str, *flags: str) -> list[str]:
 
 
 class MeasuredJob:
-    """A job in a folder of its own, which the given command has begun and `edl` is asked about by its name."""
+    """A job in a folder of its own. The given command has begun it; `edl` is asked about it by its name."""
 
     own_session: ClassVar[bool] = False  # True: a terminal's Ctrl-C reaches the caller only, who ends the job
 
@@ -61,7 +61,7 @@ class MeasuredJob:
             )
 
     def edl(self, *arguments: str) -> str:
-        """Run a command of edl; return what it prints. Raises EdlError."""
+        """Return what the command of edl prints. Raises EdlError."""
         command = [*EDL, *arguments]
         done = subprocess.run(command, env=self.environ, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -76,7 +76,7 @@ class MeasuredJob:
         return [json.loads(line) for line in self.edl("events", self.name, "--json").splitlines()]
 
     def look(self) -> None:
-        """Do what has to be done again and again while the job is waited for: nothing, where a launcher does it."""
+        """Repeat this while the job is waited for. It does nothing where a launcher does the work."""
 
     def wait(self, true: Callable[[], Any], what: str, patience_s: float = 300.0) -> None:
         deadline = time.monotonic() + patience_s
@@ -104,7 +104,7 @@ class MeasuredJob:
         self.end()
 
     def end(self) -> None:
-        """Wait for its end, and bring it about if it does not come."""
+        """Wait for the job's end, and bring it about if it does not come."""
         try:
             self.launcher.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -130,7 +130,7 @@ def wait_true(true: Callable[[], bool], patience_s: float) -> bool:
 
 
 def audited(folder: Path) -> dict[str, Any]:
-    """Return what the audit in a folder says of all samples."""
+    """Sum up the audit in a folder over all samples."""
     found = account(read(folder))
     return {
         "trained": sum(epoch.trained for epoch in found.epochs),

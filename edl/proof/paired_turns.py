@@ -42,7 +42,6 @@ class PairedModel(msgspec.Struct, frozen=True):
     script: Path = SCRIPT
 
     def words(self, turns: int, folder: str, kind: str, device: str) -> list[str]:
-        """Return what the script is told."""
         numbers = (self.width, self.layers, self.samples, turns, self.steps)
         return [*map(str, numbers), folder, kind, device]
 
@@ -119,8 +118,8 @@ def alternate(
     log: Callable[[str], str],
     look: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Let jobs that run take turns. `begin` gives one of them the word, `log` is what its workers have said, and `look`
-    is called while workers are waited for.
+    """Let running jobs take turns. `begin` gives one of them the word, `log` returns what its workers have said, and
+    `look` is called while workers are waited for.
     """
     found: dict[str, list[float]] = {kind: [] for kind in kinds}
     began = time.monotonic()
@@ -141,7 +140,7 @@ def alternate(
 
 
 def _steps_ms(path: Path) -> list[float]:
-    """Read the steps of one worker's turn, but for the first, which waited for the turn."""
+    """Leave out the first step of the turn, which waited for the turn."""
     starts = [float(at) for at in path.read_text().split()]
     return [1000 * (later - earlier) for earlier, later in itertools.pairwise(starts)][1:]
 

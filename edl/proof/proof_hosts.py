@@ -57,10 +57,10 @@ A = TypeVar("A", bound=FromHost)
 
 
 class HostLink:
-    """The connection to the part on one host. Messages are taken by a thread of its own."""
+    """A thread of its own takes messages."""
 
     def __init__(self, number: int, host: Host, ssh: Sequence[str], towards: str, folder: Path) -> None:
-        """Start the part; `number` begins with 1, and `folder` is where its files are copied to."""
+        """`number` begins with 1, and `folder` is where the part's files are copied to."""
         self.host, self.number = host, number
         self.machine: Machine | None = None
         self.port = 0
@@ -104,12 +104,12 @@ class HostLink:
         self.clock_error_s = best / 2
 
     def start(self, command: Sequence[str], environ: dict[str, str]) -> int:
-        """Start a process; return its id."""
+        """Return the process id."""
         self._send(StartProcess(list(command), environ))
         return self._answer(ProcessStarted).pid
 
     def kill(self, pid: int) -> float:
-        """Kill a process; return when, by this machine's clock."""
+        """Return when it was killed, by this machine's clock."""
         self._send(KillProcess(pid))
         return self._answer(ProcessKilled).at + self.clock_s
 
@@ -204,7 +204,7 @@ class HostLink:
 
 
 class ProofHosts:
-    """The hosts of one proof. Use it as a context; leaving it ends all that was started there."""
+    """Hosts of one proof. Use it as a context; leaving it ends all that was started there."""
 
     def __init__(self, hosts: Sequence[Host], ssh: str, folder: Path) -> None:
         self._hosts, self._ssh, self._folder = hosts, shlex.split(ssh), folder
@@ -240,7 +240,7 @@ class ProofHosts:
             link.put(name, text)
 
     def kill(self, worker: int) -> float:
-        """Kill the worker of these notes; return when."""
+        """Return when it was killed. `worker`: the number of its notes."""
         number, pid = divmod(worker, PIDS)
         return self.links[number - 1].kill(pid)
 
@@ -250,7 +250,6 @@ class ProofHosts:
             link.sync()
 
     def told(self) -> list[ProofHost]:
-        """Return the hosts as a report shows them."""
         return [
             ProofHost(link.host.name, link.host.slots, link.machine, round(1000 * link.clock_error_s, 2))
             for link in self.links

@@ -50,7 +50,7 @@ class ProofJob(MeasuredJob):
         self.edl("scale", self.name, str(size))
 
     def kill(self, worker: int) -> float:
-        """Kill the worker whose notes have this number; return when."""
+        """Return when it was killed. `worker`: the number of its notes."""
         killed = time.monotonic()
         os.kill(worker, signal.SIGKILL)
         return killed
@@ -60,7 +60,7 @@ class ProofJob(MeasuredJob):
         set_file(self.folder / name, text)
 
     def finished(self) -> int:
-        """Wait for the end of the job; return its exit code, once all notes are here."""
+        """Return the job's exit code, once all notes are here."""
         self.wait(lambda: self.launcher.poll() is not None, "the end of the job", PATIENCE_S)
         return self.launcher.returncode
 
@@ -76,8 +76,6 @@ class ProofJob(MeasuredJob):
 
 
 class LocalProofJob(ProofJob):
-    """A job of `edl run` on this machine."""
-
     def __init__(self, name: str, plan: ProofPlan, folder: Path, worker: Sequence[str]) -> None:
         flags = ("--ring", plan.ring, "--max-restarts", str(plan.kills + 1), "--min-np", "1")
         run = edl_run(plan.workers, name, *flags, "--audit", str(folder / "audit"))
@@ -153,7 +151,7 @@ class HostsProofJob(ProofJob):
             self._grow(self._wanted)
 
     def _grow(self, size: int) -> None:
-        """Start workers where there are slots, host by host, until there are so many."""
+        """Start workers where there are slots, host by host, until there are `size`."""
         self._wanted = size
         missing = size - len(self._running)
         for link in self._hosts.links:

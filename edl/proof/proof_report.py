@@ -39,8 +39,6 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class ProofHost(msgspec.Struct, frozen=True):
-    """A host of a proof on several of them."""
-
     name: str
     slots: int
     machine: Machine
@@ -63,7 +61,7 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class ProofOutcome(msgspec.Struct, frozen=True):
-    """The end of the whole job, by its audit and its workers' states."""
+    """End of the whole job, by its audit and its workers' states."""
 
     exit_code: int
     trained: int
@@ -85,7 +83,7 @@ class PairedTurns(msgspec.Struct, frozen=True):
 
 
 class HorovodTurns(msgspec.Struct, frozen=True):
-    """The same of Horovod's script, under `edl run --ring horovod` and under `horovodrun`."""
+    """Median step of each turn of Horovod's script in milliseconds, under `edl run --ring horovod` and `horovodrun`."""
 
     edl_ms: list[float]
     horovodrun_ms: list[float]
@@ -117,14 +115,13 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     hosts: list[ProofHost] = []  # of a proof on several; `machine` is the first of them
 
     def where(self) -> str:
-        """Return the machine, or the hosts, in words."""
         if not self.hosts:
             return self.machine.words()
         slots = " + ".join(str(host.slots) for host in self.hosts)
         return f"{counted(len(self.hosts), 'host')} ({slots} workers at most), the first: {self.machine.words()}"
 
     def faults(self) -> list[str]:
-        """Return what has not held, in words; times are figures, and no fault."""
+        """Describe what has not held; times are figures, and no fault."""
         one, lost = self.outcome, sum(kill.steps_lost for kill in self.kills)
         found = {
             f"the job ended with exit code {one.exit_code}": one.exit_code != 0,
@@ -138,7 +135,6 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows(proof: Proof) -> list[tuple[str, str]]:
-    """Return the figures in words: one row each."""
     few, many = proof.workers, proof.workers + 1
     there = [one.pause_ms for one in proof.resizes if one.after > one.before]
     back = [one.pause_ms for one in proof.resizes if one.after < one.before]

@@ -32,13 +32,11 @@ HOROVOD_SHARE = 2  # so many times fewer turns beside Horovod than beside torchr
 
 
 class Trial:
-    """What a job goes through, and what its workers' notes say of it."""
-
     def __init__(self, job: ProofJob, plan: ProofPlan, say: Callable[[str], None]) -> None:
         self._job, self._plan, self._say = job, plan, say
 
     def resizes(self) -> list[Resize]:
-        """Make the job grow by a worker and shrink again, so many times."""
+        """Make the job grow by a worker and shrink again, as often as the plan says."""
         few, found, began = self._plan.workers, list[Resize](), time.monotonic()
         self._job.wait(lambda: self._job.trains(few, BEFORE_STEPS), f"{few} workers train", BOOT_S)
         for number in range(self._plan.resizes):
@@ -61,7 +59,7 @@ class Trial:
         return Resize(before, after, round(figures["pause"], 2), round(figures["step"], 2))
 
     def kills(self) -> list[Kill]:
-        """Kill a worker, so many times: of each rank in turns."""
+        """Kill as many workers as the plan says, of each rank in turns."""
         size, found, began = self._plan.workers + 1, list[Kill](), time.monotonic()
         since = began
         self._job.resize(size)
@@ -75,9 +73,7 @@ class Trial:
         return found
 
     def _kill(self, rank: int, size: int, since: float) -> tuple[Kill, float]:
-        """Kill the worker of that rank; return what it cost, and the moment. All rings of present members began after
-        `since`.
-        """
+        """Return what the kill cost, and its moment. All rings of present members began after `since`."""
         job = self._job
         job.wait(lambda: self._train(size, since), f"{size} workers train", BOOT_S)
         victim = next(one for one in self._workers() if one.since(since) and one.since(since)[-1]["ring"][0] == rank)

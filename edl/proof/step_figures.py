@@ -85,7 +85,6 @@ class NotedSteps:
         return [note for noted in self.read().values() for notes in noted.values() for note in notes]
 
     def newest(self) -> int:
-        """Return the newest step that any worker has noted."""
         return max((steps[-1]["step"] for steps in self.steps().values() if steps), default=0)
 
 
@@ -116,8 +115,8 @@ def gaps(steps: list[Note]) -> list[tuple[float, float]]:
 
 
 def pause_figures(survivors: list[list[Note]], asked: float) -> Figures:
-    """Return the figures of the survivor that lost most: in milliseconds, but for the ratio `boot`. benchmarks/pause.py
-    benchmarks/recovery.py says what each figure is.
+    """Return the figures of the survivor that lost most: in milliseconds, but for the ratio `boot`. See
+    benchmarks/pause.py and benchmarks/recovery.py for each figure.
     """
     found = []
     for steps in survivors:
@@ -145,8 +144,6 @@ def pause_figures(survivors: list[list[Note]], asked: float) -> Figures:
 
 
 class NotedWorker(NamedTuple):
-    """The notes of one worker."""
-
     pid: int
     noted: dict[str, list[Note]]
 
@@ -162,14 +159,13 @@ class NotedWorker(NamedTuple):
         return len(last) == steps and all(step["ring"][1] == size for step in last)
 
     def ended(self, kind: str, since: float, until: float) -> tuple[float, float]:
-        """Return when the last such call began and ended."""
+        """Return when the last call of this kind began and ended, of those that began in that time."""
         return [(call["began"], call["at"]) for call in self.noted[kind] if since < call["began"] < until][-1]
 
 
 def recovery_figures(workers: list[NotedWorker], victim: int, killed: float, joins: float, size: int) -> Figures:
-    """Return what a kill costs a job of `size` workers: in milliseconds, but for numbers of steps.
-
-    benchmarks/recovery.py says what each figure is.
+    """Return what a kill costs a job of `size` workers: in milliseconds, but for numbers of steps. See
+    benchmarks/recovery.py for each figure.
     """
     old = [one for one in workers if one.pid != victim and one.before(killed)]
     survivors = [one for one in old if one.since(killed)] or [one for one in workers if one.since(killed)]
@@ -202,7 +198,7 @@ def holes(survivors: list[NotedWorker], newest: int) -> int:
 
 
 def step_s(steps: Iterable[Note]) -> float:
-    """Return the seconds that a step takes."""
+    """Return the median seconds of a step."""
     return float(statistics.median(later["at"] - earlier["at"] for earlier, later in itertools.pairwise(steps)))
 
 

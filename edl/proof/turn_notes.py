@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class TurnNotes:
-    """The turns of one worker, each of so many steps."""
+    """Turns of one worker, each of `steps` steps."""
 
     def __init__(self, folder: Path, kind: str, steps: int) -> None:
         self._folder, self._kind, self._steps = folder, kind, steps

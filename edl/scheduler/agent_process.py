@@ -48,7 +48,7 @@ class AgentProcess:
     """Use it once, in a running loop."""
 
     def __init__(self, home: ClusterHome, node: NodeGiven, store: Store, make: Make, fence: str | None = None) -> None:
-        """`fence`: where agents on several machines take turns, this one's."""
+        """`fence`: this agent's, where agents on several machines take turns."""
         self._fence = fence
         self._home, self._node = home, node
         self._store = store

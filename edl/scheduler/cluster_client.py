@@ -27,7 +27,7 @@ PATIENCE_S = 3 * SESSION_S  # for a server to come back
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
-    """`edl cluster status --json`."""
+    """Content of `edl cluster status --json`."""
 
     policy: str
     coordinator: str
@@ -41,8 +41,6 @@ class ClusterStatus(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """A node of the cluster, with the workers that hold its devices."""
-
     name: str
     devices: tuple[int, ...]
     agent: bool  # is there
@@ -112,7 +110,7 @@ class ClusterClient:
         return (elected.ident if leads else ""), elected.term
 
     async def status(self, jobs: list[JobEntry] | None = None) -> ClusterStatus:
-        """`jobs`: all of them, for who has just read them."""
+        """`jobs`: all of the queue's, if the caller has just read them; None: they are read here."""
         jobs = await self.queue.jobs() if jobs is None else jobs
         leader, term = await self.leader()
         there = set(await self.queue.agents())
@@ -188,7 +186,8 @@ async def opened(
     home: ClusterHome, *, connect_timeout_s: float = 10.0, begins: bool = False
 ) -> AsyncIterator[ClusterClient]:
     """Raises UsageError where there is no cluster, EdlError where it does not run, QueueRefused where the coordinator
-    holds the queue of another one. `begins`: who starts the cluster looks for that itself, and may take the queue.
+    holds the queue of another one. `begins`: the caller starts the cluster, looks for these itself, and may take the
+    queue.
     """
     config = home.config()
     if config.own_coordinator and not home.living():

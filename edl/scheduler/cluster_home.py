@@ -28,8 +28,6 @@ OWN = "EDL_CLUSTER_OWN"  # a variable
 
 
 class NodeGiven(msgspec.Struct, frozen=True):
-    """A node, and its devices by index."""
-
     name: str
     devices: tuple[int, ...]
 
@@ -80,7 +78,7 @@ class ClusterHome:
     """The cluster of one EDL_HOME."""
 
     def __init__(self, home: Path, own: str | None = None) -> None:
-        """`own`: where `home` is several machines', a folder of this one for its processes' locks and logs."""
+        """`own`: if several machines share `home`, a folder of this machine for its processes' locks and logs."""
         self.home, self.own = home, own
         self.folder = home / "cluster"
         self.run = Path(own or self.folder) / "run"
@@ -91,7 +89,7 @@ class ClusterHome:
         self.opening = self.run / "opening"  # there: the coordinator comes up, and no other process begins yet
 
     def check(self) -> None:
-        """Raises ConfigError where another user has made it. Whose a volume of several machines is, it says."""
+        """Raises ConfigError where another user has made the folder. A volume of several machines is not checked."""
         if self.own is None:
             check_home(self.home, self.folder, self.secret)
 
@@ -115,7 +113,9 @@ class ClusterHome:
         return self.folder / "jobs" / job / "checkpoints"
 
     def remains_of(self, job: str) -> Path | None:
-        """A folder that a job of that name has made: its logs and checkpoints, or a worker's, which claims its id."""
+        """Return a folder that a job of that name has made: its logs and checkpoints, or a worker's, which claims its
+        id.
+        """
         if (folder := self.folder / "jobs" / job).exists():
             return folder
         workers = self.folder.glob(f"nodes/*/workers/{job}-*")
@@ -123,7 +123,7 @@ class ClusterHome:
 
     @property
     def identity(self) -> str:
-        """Identity of this cluster among all, also those of other machines whose folders have the same path."""
+        """Identity among all clusters, also those of other machines whose folders have the same path."""
         return hashlib.sha256(b"cluster " + self.secret.read_bytes().strip()).hexdigest()
 
     # ------------------------------------------------------------------------------------------------ configuration
@@ -158,7 +158,7 @@ class ClusterHome:
 
     @contextlib.contextmanager
     def lived(self, name: str) -> Iterator[bool]:
-        """Holds the name for as long as this process lives; False: another one has it."""
+        """Hold the name until the context ends or this process dies; yield False where another process has the name."""
         file = open_lock(self.run / f"{name}.lock")
         try:
             if not take(file, ASKING_S):
@@ -181,7 +181,7 @@ class ClusterHome:
         return int(text) if text.isdigit() else 0
 
     def names(self) -> list[str]:
-        """Return the names of all processes that the cluster ever had."""
+        """Return the names of all processes that the cluster ever had, also of those that have ended."""
         return sorted(path.stem for path in self.run.glob("*.lock"))
 
     def living(self) -> dict[str, int]:
@@ -200,7 +200,7 @@ def put_once(path: Path, content: bytes) -> None:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write the whole of it or nothing, for this user only. Raises OSError."""
+    """Write the whole file or nothing, for this user only. Raises OSError."""
     working = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")  # a folder may be several machines'
     try:
         with open(working, "wb", opener=_private) as file:  # which writes until all is written, or raises

@@ -58,7 +58,7 @@ HTTP = "http"
 
 
 def spawn(home: ClusterHome, name: str) -> int:
-    """A process of the cluster, which outlives this one."""
+    """Start a process of the cluster that outlives this one."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("EDL_")}
     kept |= {OWN: home.own} if home.own else {}
     words = name.partition("-")
@@ -67,7 +67,7 @@ def spawn(home: ClusterHome, name: str) -> int:
 
 
 async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
-    """SIGTERM and SIGINT cancel it."""
+    """Run until the work ends, or SIGTERM, SIGINT or SIGHUP cancels it."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -203,7 +203,6 @@ Rule = Callable[[Reign], Coroutine[Any, Any, None]]
 
 
 async def _whenever_elected(store: Store, root: str, ident: str, rule: Rule) -> None:
-    """Stand for election, and rule through each reign, until cancelled."""
     reigns: asyncio.Queue[Reign | None] = asyncio.Queue()
     candidate = Candidate(store, root, ident, reigns.put_nowait)
     ruling: asyncio.Task[None] | None = None
@@ -225,7 +224,7 @@ async def _whenever_elected(store: Store, root: str, ident: str, rule: Rule) -> 
 
 
 async def _next(reigns: asyncio.Queue[Reign | None], ruling: asyncio.Task[None] | None) -> Reign | None:
-    """Raises QueueRefused: what rules has found that it is not to."""
+    """Raises QueueRefused where `ruling` has found that this cluster is not to rule the queue."""
     getting = asyncio.ensure_future(reigns.get())
     try:
         await asyncio.wait({getting, ruling} if ruling else {getting}, return_when=asyncio.FIRST_COMPLETED)
@@ -256,7 +255,6 @@ async def _rule(candidate: Candidate, reign: Reign, rule: Rule) -> None:
 
 
 async def serve_node(home: ClusterHome, name: str) -> None:
-    """Run the agent of a node until cancelled."""
     config = home.config()
     found = [node for node in config.nodes if node.name == name]
     if not found:
@@ -309,7 +307,7 @@ class ProcessLog(logging.handlers.RotatingFileHandler):
 
 
 def main(kind: str, name: str, home: ClusterHome) -> int:
-    """Runs one process under its name, unless another one has it."""
+    """Run one process under its name, unless another one has it."""
     full = kind if kind in {KEEPER, HTTP} else f"{kind}-{name}"
     with home.lived(full) as ours:
         if not ours or home.ending.exists():  # spawned just before the cluster was told to end

@@ -49,7 +49,7 @@ Say = Callable[[str], object]
 
 
 def nodes_of(text: str | None) -> tuple[NodeGiven, ...]:
-    """HOST:SLOTS of this machine, more of them after commas. Raises ConfigError."""
+    """Parse HOST:SLOTS, several after commas, all of this machine. Raises ConfigError."""
     parts = [f"localhost:{devices_here()}"] if text is None else text.split(",")
     here = {"localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()}
     nodes: list[NodeGiven] = []
@@ -83,7 +83,7 @@ def check_slots(nodes: Iterable[NodeGiven]) -> None:
 
 
 def http_of(text: str | None, certificate: str | None, key: str | None, before: HttpGiven | None) -> HttpGiven | None:
-    """[ADDRESS:]PORT; port 0: as before, else any. Raises ConfigError."""
+    """Parse [ADDRESS:]PORT; port 0: as before, else any. Raises ConfigError."""
     if text is None:
         if certificate or key:
             raise ConfigError("--http-certificate and --http-key go with --http")
@@ -149,12 +149,12 @@ def _any_port(address: str) -> int:
 
 
 def devices_here() -> int:
-    """GPUs of this machine, else its cores."""
+    """Count the GPUs of this machine, else its cores."""
     return count_gpus() or len(os.sched_getaffinity(0))
 
 
 async def start(home: ClusterHome, config: ClusterConfig, say: Say) -> None:
-    """Returns once it takes jobs and has its agents. Raises UsageError, ConfigError, EdlError."""
+    """Return once the cluster takes jobs and has its agents. Raises UsageError, ConfigError, EdlError."""
     check_slots(config.nodes)
     registry.build(config.policy, config.parameters)
     speeds_of(config.policy)
@@ -235,7 +235,7 @@ def _answers(http: HttpGiven) -> bool:
 
 
 async def stop(home: ClusterHome, *, kill: bool, say: Say) -> int:
-    """Jobs are saved and go, or are killed; then all processes end. Returns how many jobs wait to go on."""
+    """Have jobs saved and preempted, or killed, then end all processes. Return how many jobs wait to go on."""
     waiting = 0
     if not home.living() and not kill and (left := await asyncio.to_thread(strays, home)):
         names = ", ".join(one.name for one in left[:8])
@@ -260,7 +260,7 @@ async def stop(home: ClusterHome, *, kill: bool, say: Say) -> int:
 
 
 def strays(home: ClusterHome) -> list[Path]:
-    """The folders of workers that run, or wait in Slurm or Ray, as far as agents have written down. Raises EdlError."""
+    """Return folders of workers that run, or wait in Slurm or Ray, as far as agents have noted. Raises EdlError."""
     folders = (home.folder / "nodes").glob("*/workers/*")
     kept = [one for one in folders if not (one / "forgotten").exists()]
     left = engine_registry.workers_left(home, kept)

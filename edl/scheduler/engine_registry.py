@@ -100,14 +100,12 @@ def maker(engine: str, node: NodeGiven, home: ClusterHome, kubernetes: Kubernete
 
 
 class EngineNodes(NamedTuple):
-    """Nodes that a cluster is to have of another system."""
-
     nodes: tuple[NodeGiven, ...]
     address: str  # of the Ray that was found
 
 
 class Offered(NamedTuple):
-    """A node of another system's."""
+    """A node of the other system."""
 
     devices: int
     gives: bool  # it takes workers
@@ -118,9 +116,8 @@ SYSTEMS = {SLURM: ("Slurm", "`sinfo`"), RAY: ("Ray", "`ray status -v`")}  # how 
 
 
 def nodes_of(engine: str, text: str | None, *, own_coordinator: bool) -> EngineNodes:
-    """NODE:SLOTS by the other system's names, or all that take workers, with as many slots as GPUs, else cores.
-
-    Raises ConfigError.
+    """Parse NODE:SLOTS by the other system's names; None: all nodes that take workers, with as many slots as GPUs, else
+    cores. Raises ConfigError.
     """
     try:
         known, address = _of_slurm() if engine == SLURM else _of_ray()
@@ -171,7 +168,7 @@ def _of_ray() -> tuple[dict[str, Offered], str]:
 
 
 def wanted(text: str, what: str) -> dict[str, int]:
-    """Raises ConfigError."""
+    """Parse NODE:SLOTS, several after commas. Raises ConfigError."""
     found: dict[str, int] = {}
     for part in text.split(","):
         matched = NODE.fullmatch(part.strip())

@@ -41,9 +41,7 @@ class VariablesLost(EdlError):
 
 
 class EnvironFiles:
-    """The files of one cluster. A call takes a tenth of a millisecond, and once a second a few for each thousand
-    jobs.
-    """
+    """A call takes a tenth of a millisecond, and once a second a few for each thousand jobs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,7 +49,7 @@ class EnvironFiles:
         self._counted = float("-inf")
 
     def keep(self, asked: Submission, entry_bytes: int, environ: Mapping[str, str]) -> str:
-        """Write them, and return the name of the file. Raises UsageError, QueueFull, ConfigError."""
+        """Write the variables; return the name of the file. Raises UsageError, QueueFull, ConfigError."""
         content = msgspec.json.encode(dict(environ))
         if len(content) > ENVIRON_BYTES:
             raise UsageError(f"the environment has {len(content)} bytes: unset some variables, {ENVIRON_BYTES} at most")
@@ -80,7 +78,7 @@ class EnvironFiles:
         return _ENVIRON.decode(content)
 
     def names(self) -> frozenset[str]:
-        """Return the files' names; none where the folder does not answer."""
+        """Return no name where the folder does not answer."""
         try:
             with os.scandir(self._folder) as found:
                 return frozenset(one.name for one in found if one.name.count(MARK) == PARTS - 1)
@@ -88,7 +86,7 @@ class EnvironFiles:
             return frozenset()
 
     def forget(self, names: Collection[str]) -> None:
-        """Remove files. Files that cannot be removed now are found again."""
+        """Files that cannot be removed now are found again."""
         for name in names:
             with contextlib.suppress(OSError):
                 (self._folder / name).unlink()
@@ -110,7 +108,6 @@ class EnvironFiles:
 
 
 def job_of(name: str) -> str:
-    """Tell for which job the file was written."""
     return name.partition(MARK)[0]
 
 

@@ -35,7 +35,7 @@ LASTING = frozenset(
 
 
 class LentStore:
-    """A store that a client may close, and that stays open."""
+    """A client may close this store; the lent session stays open."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -48,8 +48,6 @@ class LentStore:
 
 
 class JobsObserver:
-    """The observer of all jobs."""
-
     def __init__(
         self,
         home: ClusterHome,
@@ -80,7 +78,7 @@ class JobsObserver:
                 return JobLook()
 
     async def send_away(self, job: str, saved_life: int, reason: str, deadline_s: float) -> None:
-        """Raises EdlError; nothing where it is over already, or in another life."""
+        """Do nothing where the job is over already, or in another life. Raises EdlError."""
         async with self._client(job) as client:
             with contextlib.suppress(JobFailed):
                 await client.preempt(reason, deadline_s, timeout_s=ASK_S, life=saved_life)
@@ -126,8 +124,9 @@ class JobsObserver:
                 await leftovers.remove(self._store, job, self._fence)
 
     async def _strangers(self, job: JobEntry) -> list[str]:
-        """Living workers under the job's name that no agent of this cluster has started. All sessions end at once where
-        the coordinator was away, and are back a moment later: what was never this cluster's is looked at twice.
+        """Return living workers under the job's name that no agent of this cluster has started. All sessions end at
+        once where the coordinator was away, and are back a moment later: what was never this cluster's is looked at
+        twice.
         """
         found = await leftovers.look(self._store, job.name)
         if found is not None and found.verdict is Standing.DESERTED and job.life == 1:
@@ -179,7 +178,7 @@ def _told(status: Status, figure: str) -> float | None:
 
 
 def _left(status: Status) -> float | None:
-    """Steps at the present batch."""
+    """Return the steps left at the present batch; None: not known, or without end."""
     spec, data = status.spec, status.data
     if spec is None or data is None or spec.open_ended or not status.batch:
         return None

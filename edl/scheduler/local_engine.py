@@ -99,7 +99,7 @@ class LocalEngine:
     # -------------------------------------------------------------------------------------------------------- inside
 
     def _found(self, folder: Path) -> WorkerFound:
-        """Return what has become of a worker, also where its agent died before it wrote down the warden's pid."""
+        """Look also where the worker's agent died before it wrote down the warden's pid."""
         pid, started = _warden(folder)
         alive = bool(pid and is_running(pid, started)) or worker_folders.lives(folder)
         devices = devices_of(folder)
@@ -135,7 +135,9 @@ class LocalEngine:
 
 
 def _has_ended(folder: Path) -> bool:
-    """Asked where its warden is not known to run: that it did run is written down, or how its worker ended."""
+    """Called where the warden is not known to run: the worker has ended if it is written down that the warden ran, or
+    how the worker ended.
+    """
     return _warden(folder) != (0, 0) or (folder / "exit.json").exists()
 
 
@@ -160,7 +162,7 @@ class _WarmJob:
 
 
 class WarmJobs:
-    """Warm processes of one node. Belongs to one event loop, in the main thread."""
+    """Warm processes of one node. They belong to one event loop, in the main thread."""
 
     def __init__(self, logs: Path) -> None:
         """`logs`: below it each job has a folder."""
@@ -204,7 +206,6 @@ class WarmJobs:
                 del self._jobs[name]
 
     def close(self) -> None:
-        """End all."""
         if self._looking is not None:
             self._looking.cancel()
         for job in self._jobs.values():

@@ -87,10 +87,10 @@ class QueueRefused(ConfigError):
 
 
 class QueueStore:
-    """The queue in the coordinator, as one process reads and writes it."""
+    """One process's access to the queue in the coordinator."""
 
     def __init__(self, store: Store, environs: EnvironFiles | None = None) -> None:
-        """`environs`: for who submits jobs with variables, starts workers or leads."""
+        """`environs`: needed to submit jobs with variables, to start workers and to lead."""
         self.store, self.environs = store, environs
         self._bytes: dict[str, int] = {}  # of entries that this process has seen, by job
         self._versions: dict[str, int] = {}  # of the nodes that this process writes
@@ -99,7 +99,7 @@ class QueueStore:
         self._ordered: set[str] = set()  # nodes whose orders this process has seen to be those of the entries
 
     async def prepare(self) -> None:
-        """Make what is missing: to ask for what is there is one reading, and each refused creation a write."""
+        """Make only the folders that are missing: a look is one reading, each refused creation a write."""
         there = {f"{ROOT}/{name}" for name in await self.store.children(ROOT)}
         for folder in FOLDERS:
             if folder not in there:
@@ -136,7 +136,7 @@ class QueueStore:
             await self.store.create(f"{WISHES}/{job}")
 
     async def ask_size(self, job: str, np: int) -> None:
-        """The newest counts; 0: as it was submitted."""
+        """The newest wish counts; 0: as it was submitted."""
         path, value = f"{SIZES}/{job}", str(np).encode()
         try:
             await self.store.create(path, value)
@@ -177,7 +177,7 @@ class QueueStore:
         await self.store.write(OWNER, value, found.version)
 
     async def check_owner(self, owner: QueueOwner) -> None:
-        """Raises QueueRefused: of what this cluster submits to another's queue, no agent there has the variables."""
+        """Raises QueueRefused: no agent of another cluster has the variables of what is submitted from here."""
         found = await self.store.read(OWNER)
         if found is not None:
             before = msgspec.json.decode(found.value, type=QueueOwner)
@@ -196,8 +196,8 @@ class QueueStore:
         )
 
     async def keep_nodes(self, nodes: Mapping[str, Collection[int]]) -> None:
-        """Forget all others. Raises QueueRefused where a worker on record holds a device that none of these has: no
-        agent could end it, and its device could be given on under another node's name (I17).
+        """Forget all other nodes. Raises QueueRefused where a worker on record holds a device that none of these has:
+        no agent could end it, and its device could be given on under another node's name (I17).
         """
         for worker in [worker for job in await self.jobs() for worker in job.workers]:
             if worker.node not in nodes:
@@ -235,7 +235,7 @@ class QueueStore:
         return sorted(found, key=lambda job: (job.asked.submitted, job.name))
 
     async def some(self, names: Sequence[str]) -> list[JobEntry]:
-        """Return the jobs of these names that exist. Read many at a time: there may be ten thousand."""
+        """Return the jobs of these names that exist, read many at a time: there may be ten thousand."""
         found: list[JobEntry | None] = []
         for first in range(0, len(names), READS_AT_ONCE):
             found += await asyncio.gather(*map(self.job, names[first : first + READS_AT_ONCE]))
@@ -386,14 +386,13 @@ class QueueStore:
                 await self.store.commit([Delete(f"{SIZES}/{name}", version)], fence=fence)
 
     async def forget(self, job: str, fence: str) -> None:
-        """Delete the entry of a job that is over."""
         await self.store.commit([Delete(f"{JOBS}/{job}")], fence=fence)
         self._versions.pop(f"{JOBS}/{job}", None)
         self._bytes.pop(job, None)
 
     async def adopt_environs(self, jobs: Sequence[JobEntry], fence: str) -> list[JobEntry]:
-        """The jobs, with files for the variables that an edl before this one kept in the coordinator: from now on
-        nothing of them is there. Raises Fenced, StoreUnavailable, StoreRefused.
+        """Return the jobs, with files for the variables that an edl before this one kept in the coordinator, which then
+        holds none of them. Raises Fenced, StoreUnavailable, StoreRefused.
         """
         found = {job.name: job for job in jobs}
         for name in await self.store.children(OLD_ENVIRONS):

@@ -62,19 +62,18 @@ class RayNode(msgspec.Struct, frozen=True):
         return self.gpus or int(self.cpus)
 
     def share(self, slots: int) -> dict[str, float]:
-        """Return the resources that are reserved for each of so many slots."""
+        """Return the resources of each of so many slots."""
         # Ray counts in ten-thousandths: what is rounded down fits into the node as often as there are slots.
         cpus = self.cpus // slots or math.floor(self.cpus / slots * 10_000) / 10_000
         return {**({"CPU": float(cpus)} if cpus else {}), **({"GPU": 1.0} if self.gpus else {})}
 
 
 def times(share: Mapping[str, float], slots: int) -> dict[str, float]:
-    """Return the resources of so many slots."""
     return {name: round(many * slots, 4) for name, many in share.items()}
 
 
 class RayFound(msgspec.Struct, frozen=True):
-    """A Ray cluster, and its nodes that are alive."""
+    """`nodes`: those that are alive."""
 
     address: str
     nodes: tuple[RayNode, ...]
@@ -90,7 +89,7 @@ def group_name(workers: Path) -> str:
 
 
 def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[RayNode]:
-    """Return the nodes that are alive, as `ray.nodes()` lists them."""
+    """Parse `ray.nodes()`; leave out nodes that are not alive."""
     return [
         RayNode(
             one["NodeName"],
@@ -115,7 +114,7 @@ def checked_address(address: str) -> str:
 
 
 def look() -> RayFound:
-    """The Ray that RAY_ADDRESS names, else the one of this machine. Raises ConfigError, RayError."""
+    """Look at the Ray that RAY_ADDRESS names, else at the one of this machine. Raises ConfigError, RayError."""
     if find_spec("ray") is None:
         raise ConfigError(MISSING)
     address = checked_address(os.environ.get(ADDRESS, ""))
@@ -237,7 +236,7 @@ class RayCluster:
         return placement_group_table(self._group)
 
     def give_back(self) -> bool:
-        """The slots, unless a worker is in one."""
+        """Give the slots back, unless a worker is in one; return whether they are given back."""
         from ray.util import remove_placement_group
 
         with _told():
@@ -250,7 +249,7 @@ class RayCluster:
     # -------------------------------------------------------------------------------------------------------- actors
 
     def start(self, worker: str, node: RayNode, slots: int, each: int, holder: Holder) -> int:
-        """The pid of the warden of a worker that holds `each` of the slots; 0: it begins later."""
+        """Return the pid of the warden of a worker that holds `each` of the slots; 0: it begins later."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         ray = _ray()
@@ -296,7 +295,6 @@ class RayCluster:
         self._begun.pop(worker, None)
 
     def ask(self, worker: str) -> None:
-        """Ask a worker to leave."""
         with _told(), contextlib.suppress(ValueError):
             self._actor(worker).ask.remote()
 
@@ -316,7 +314,7 @@ class RayCluster:
                 ray.kill(actor)
 
     def _actor(self, worker: str) -> Any:
-        """Raises ValueError."""
+        """Raises ValueError where Ray has no such actor."""
         if worker not in self._actors:
             self._actors[worker] = _ray().get_actor(worker, namespace=self._name)
         return self._actors[worker]
@@ -359,7 +357,7 @@ class WorkerHolder:
         return self._warden.pid
 
     def ask(self) -> None:
-        """The worker is to leave."""
+        """Ask the worker to leave."""
         if self._warden.poll() is None:
             self._warden.send_signal(signal.SIGURG)
 
@@ -367,7 +365,9 @@ class WorkerHolder:
         worker_folders.kill(self._folder)
 
     def _end_with_it(self) -> None:
-        """The warden stays until nothing that its worker has started is left, unless it is killed itself."""
+        """End this actor once the warden has ended and nothing that its worker has started is left: a warden that was
+        killed leaves processes, which are killed here.
+        """
         self._warden.wait()
         while worker_folders.left(self._folder):
             self.kill()

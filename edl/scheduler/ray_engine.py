@@ -42,7 +42,7 @@ LOST = "Ray has lost its node"
 
 
 def known(nodes: Sequence[RayNode], name: str, before: RayNode | None) -> RayNode | None:
-    """The node of this name: of several, as one comes back before Ray has lost it, the one that was there before."""
+    """Return the node of this name; of several, while one comes back before Ray has lost it, the one of before."""
     named = [node for node in nodes if node.name == name]
     return before if before in named else named[0] if named else None
 
@@ -70,7 +70,7 @@ def _killing(ray: RayCluster, folder: Path) -> Callable[[], None]:
 
 
 def give_back(nodes: Iterable[Path], address: str) -> None:
-    """The slots of these nodes (their folders) in which no worker is. Raises EdlError."""
+    """Give back the slots of these nodes (their folders) in which no worker is. Raises EdlError."""
     for node in nodes:
         ray = RayCluster(group_name(node / "workers"), address)
         ray.connect()
@@ -141,7 +141,7 @@ class RayEngine:
         self._folders.forget(worker)
 
     async def close(self) -> None:
-        """The slots stay reserved for the agent to come: who ends the cluster gives them back."""
+        """The slots stay reserved for the agent to come; the end of the cluster gives them back."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -150,7 +150,7 @@ class RayEngine:
     # -------------------------------------------------------------------------------------------------------- inside
 
     async def _call(self, what: Callable[[], T]) -> T:
-        """Run a call to Ray on this engine's thread, after the calls before it: each waits for its answer."""
+        """Run a call to Ray on this engine's thread, after the calls before it; each call blocks that thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, what)
 
     def _begin(self, what: Coroutine[Any, Any, None]) -> None:
@@ -170,7 +170,7 @@ class RayEngine:
         self._connected, self._lost, self._held, self._node = False, True, False, None
 
     async def _look_at_node(self) -> set[str]:
-        """The ids of all nodes that Ray has."""
+        """Reserve the node's slots where it is there; return the ids of all nodes that Ray has."""
         nodes = await self._call(self._ray.nodes)
         node = known(nodes, self._name, self._node)
         if node != self._node:
@@ -182,8 +182,8 @@ class RayEngine:
         return {one.id for one in nodes}
 
     def _found(self, worker: str, there: set[str], nodes: set[str]) -> WorkerFound:
-        """Return what has become of a worker. A worker without an actor was claimed by an agent that died before it
-        made the actor: the worker never begins.
+        """A worker without an actor was claimed by an agent that died before it made the actor: the worker never
+        begins.
         """
         devices = devices_of(self._folders[worker])
         if worker not in there:

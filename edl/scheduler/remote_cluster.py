@@ -97,7 +97,7 @@ class RemoteCluster:
             patience = max(1, min(10, int(left)))  # so that what it does meanwhile is seen
 
     def logs(self, name: str, worker: str | None, write: Write, *, follow: bool) -> None:
-        """Goes on where it broke off."""
+        """Go on where the log broke off when the connection was lost."""
         places: dict[str, LogPlace] = {}
         away_since = heard = time.monotonic()
         asked = f"/v1/jobs/{quote(name)}/logs?form=lines&follow={int(follow)}" + (f"&worker={worker}" if worker else "")
@@ -168,7 +168,7 @@ class RemoteCluster:
             ) from None
 
     def _refused(self, answer: http.client.HTTPResponse) -> None:
-        """Raises what the cluster itself would."""
+        """Raise the error that the cluster itself would raise."""
         try:
             words = msgspec.json.decode(_read(lambda: _whole(answer)), type=dict[str, Any])["error"]
         except (msgspec.MsgspecError, KeyError):
@@ -193,7 +193,7 @@ class _LocalConnection(http.client.HTTPConnection):
     """
 
     def __init__(self, host: str, port: int, user: int) -> None:
-        """`user`: whose process may be the server, beside root's."""
+        """`user`: may own the server process, besides root."""
         super().__init__(host, port, timeout=ANSWER_S)
         self._user = user
 
@@ -211,7 +211,7 @@ class _LocalConnection(http.client.HTTPConnection):
 
 
 def _address(url: str) -> tuple[bool, str, int, int]:
-    """Return whether it is by TLS, host and port, and whose the server is. Raises ConfigError."""
+    """Return whether TLS is used, host, port, and the user whose process may be the server. Raises ConfigError."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port

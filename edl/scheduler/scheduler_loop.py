@@ -57,7 +57,7 @@ LINE: Final = re.compile(
 
 
 class ToldTimes(NamedTuple):
-    """Decision times of one reign, read from a line of a log."""
+    """Decision times of one reign, as a line of a log tells them."""
 
     term: int
     made: int  # decisions of that reign
@@ -79,14 +79,14 @@ class DecisionTimes:
         self._made += 1
 
     def due(self, now: float) -> str:
-        """A line for the log; empty where it is not time, or nothing was decided since."""
+        """Return a line for the log; empty where it is not time, or nothing was decided since."""
         if now - self._told_at < TOLD_EVERY_S:
             return ""
         self._told_at = now
         return self.last()
 
     def last(self) -> str:
-        """A line of all; empty where nothing was decided that was not told."""
+        """Return a line of all decisions; empty where the line before has told all."""
         if self._made == self._told:
             return ""
         self._told = self._made
@@ -96,7 +96,7 @@ class DecisionTimes:
 
 
 def told_in(log: str) -> list[ToldTimes]:
-    """The last line of each term that a log tells of."""
+    """Return the last line of each term in the log."""
     found = {
         int(term): ToldTimes(int(term), int(made), int(newest), float(median), float(p95))
         for term, made, newest, median, p95 in LINE.findall(log)
@@ -120,7 +120,7 @@ class SchedulerLoop:
     def __init__(
         self, queue: QueueStore, reign: Reign, observer: JobsObserver, build: Build, owner: QueueOwner | None = None
     ) -> None:
-        """`owner`: the queue is to be that cluster's."""
+        """`owner`: make this cluster the owner of the queue first; None: leave the owner as it is, unchecked."""
         self._owner = owner
         self._queue, self._reign, self._observer, self._build = queue, reign, observer, build
         self._clock = SystemClock()
@@ -310,7 +310,7 @@ class SchedulerLoop:
 
     @staticmethod
     def _check(machine: SchedulerMachine) -> None:
-        """A queue goes on all the same: what is wrong with one job would else stop all of them."""
+        """Log what is wrong with one job and go on: else it would stop all jobs."""
         try:
             machine.validate()
         except AssertionError as error:
@@ -356,7 +356,7 @@ class SchedulerLoop:
             await asyncio.sleep(AGAIN_S)
 
     def _answer_for(self, act: Act, error: Exception) -> None:
-        """A job whose act was dropped without a word would keep its devices and wait for ever."""
+        """Answer for an act that was dropped: its job would keep its devices and wait for ever."""
         match act:
             case BeginLife(name, life):
                 self._say(LifeRefused(name, life, f"{type(error).__name__}: {error}", again=True))

@@ -71,7 +71,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
 
 def nodes_of(text: str) -> list[SlurmNode]:
-    """Lines of `sinfo -N -o %N|%T|%c|%G|%n`; a node of several partitions has several."""
+    """Parse `sinfo -N -o %N|%T|%c|%G|%n`; a node of several partitions has several lines."""
     found: dict[str, SlurmNode] = {}
     for line in text.splitlines():
         try:
@@ -84,7 +84,7 @@ def nodes_of(text: str) -> list[SlurmNode]:
 
 
 def jobs_of(text: str) -> list[SlurmJob]:
-    """Lines of `squeue -o %i|%j|%T`."""
+    """Parse `squeue -o %i|%j|%T`."""
     try:
         words = [line.split("|") for line in text.split()]
         return [SlurmJob(int(number), name, state) for number, name, state in words]
@@ -114,7 +114,7 @@ class Slurm:
         return jobs_of(_said("squeue", "--noheader", "--states=all", *which, "--format=%i|%j|%T"))
 
     def submit(self, flags: Sequence[str], script: str) -> int:
-        """The job's number."""
+        """Return the job's number."""
         said = _said("sbatch", "--parsable", *flags, text=script)
         try:
             return int(said.split(";")[0])
@@ -149,7 +149,7 @@ def _said(*command: str, text: str | None = None) -> str:
 
 
 def script_of(warden: Sequence[str], environ: Mapping[str, str]) -> str:
-    """A batch script of one step: Slurm tells steps that they are to go, and not the script around them."""
+    """Return a batch script of one step: Slurm tells steps that they are to go, and not the script around them."""
     step = ["srun", "--ntasks=1", "--export=ALL", "--unbuffered", "env", *(f"{k}={v}" for k, v in environ.items())]
     cores = 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'  # srun does not take it over from sbatch since 22.05
     return f"#!/bin/sh\nexport PATH={shlex.quote(environ['PATH'])}\n{cores}\nexec {shlex.join([*step, *warden])}\n"

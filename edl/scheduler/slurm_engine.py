@@ -143,8 +143,8 @@ class SlurmEngine:
         return [self._found(worker, jobs.get(worker)) for worker in workers]
 
     def _found(self, worker: str, job: SlurmJob | None) -> WorkerFound:
-        """Return what has become of a worker. A worker without a job was claimed by an agent that died before it
-        submitted the job: the worker never begins.
+        """A worker without a job was claimed by an agent that died before it submitted the job: the worker never
+        begins.
         """
         devices, number = devices_of(self._folders[worker]), job.number if job else 0
         if job is not None and job.under_way:
@@ -203,7 +203,7 @@ class SlurmEngine:
             self._node = node
 
     async def _listed(self, workers: list[str]) -> dict[str, SlurmJob]:
-        """The newest of each name."""
+        """Return the newest job of each worker."""
         names = {self._job_name(worker): worker for worker in workers}
         if not names:
             return {}

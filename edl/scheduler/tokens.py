@@ -22,7 +22,7 @@ _BOOK = msgspec.json.Decoder(dict[str, str])
 
 
 class TokenBook:
-    """Tokens of one cluster. The book is read anew where it was changed."""
+    """Tokens of one cluster, read again whenever the file was changed."""
 
     def __init__(self, home: ClusterHome) -> None:
         self.owners = home.folder / "token"
@@ -31,7 +31,7 @@ class TokenBook:
         self._read: tuple[tuple[int, ...], str, dict[str, str]] = ((), "", {})
 
     def make(self) -> None:
-        """The owner's, once."""
+        """Make the owner's token, unless there is one."""
         put_once(self.owners, secrets.token_urlsafe(32).encode())
 
     def users(self) -> dict[str, str]:
@@ -44,7 +44,7 @@ class TokenBook:
             raise ConfigError(f"{self._users} cannot be read: {error}") from None
 
     def give(self, user: str) -> str:
-        """A fresh one; the one before opens nothing any more. Raises ConfigError."""
+        """Return a fresh token; the user's token of before opens nothing any more. Raises ConfigError."""
         if not re.fullmatch(USER, user):
             raise ConfigError(f"{user!r} is no name of a user: 1 to 64 letters, digits, '.', '_', '@' or '-'")
         token = secrets.token_urlsafe(32)

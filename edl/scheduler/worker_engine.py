@@ -46,20 +46,19 @@ class WorkerEngine(Protocol):
         """Tell whether the node has devices to give now: another system may have lost it, or keep it for others."""
 
     async def find(self) -> list[WorkerFound]:
-        """Workers that this engine was ever asked to start here and that were not forgotten; from now on the end of
-        each that lives is told. Called once, first.
+        """Return workers that this engine was ever asked to start here and that were not forgotten; from now on the end
+        of each that lives is told. Called once, first.
         """
 
     async def start(self, start: Start) -> int | None:
-        """Claims the worker's id for good, and starts it; its pid, or by which number the other system knows it, 0: by
-        none. None: the id was claimed before: nothing is done.
-
-        A worker that cannot be started ends at once, with a reason.
+        """Claim the worker's id for good and start the worker. Return its pid, or the number by which the other system
+        knows it, 0: none. None: the id was claimed before; nothing is done. A worker that cannot be started ends at
+        once, with a reason.
         """
 
     async def bar(self, worker: str) -> WorkerFound:
-        """Claims the worker's id for good, unless it was claimed before; what has become of it. From now on it does not
-        begin, and the end of one that lives is told. Raises OSError, EdlError.
+        """Claim the worker's id for good, unless it was claimed before; return what has become of the worker. From now
+        on it does not begin, and the end of one that lives is told. Raises OSError, EdlError.
         """
 
     def end(self, worker: str, *, kill: bool) -> None:
@@ -69,7 +68,7 @@ class WorkerEngine(Protocol):
         """Forget a worker that is gone and whose end was heard of. Its id stays claimed."""
 
     async def close(self) -> None:
-        """Tell of no end any more. Workers go on."""
+        """Tell of no further end. Workers go on."""
 
 
 Make = Callable[[Ended], WorkerEngine]

@@ -37,8 +37,6 @@ PRUNED_AT_ONCE = 100
 
 
 class WorkerFolders:
-    """Folders of one node's workers."""
-
     def __init__(self, folder: Path, logs: Path) -> None:
         """`folder`: of the node. `logs`: below it each job has a folder."""
         self.workers = folder / "workers"
@@ -77,7 +75,6 @@ class WorkerFolders:
         return folder
 
     def warden(self, start: Start) -> list[str]:
-        """Return the warden's command line."""
         folder, log = self[start.order.id], self._logs / start.order.job / "logs" / f"{start.order.id}.log"
         return [sys.executable, "-I", "-S", str(WARDEN), str(folder), str(log)]
 
@@ -111,7 +108,7 @@ class WorkerFolders:
                 self._prune()
 
     def _prune(self) -> None:
-        """The newest stay. The ids of the others are in no order any more, and in none to come."""
+        """Keep the newest. The ids of the others are in no order any more, and in none to come."""
         gone: list[tuple[float, Path]] = []
         for folder in self.workers.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -167,7 +164,7 @@ def _left(folder: Path) -> dict[str, Any]:
 
 
 def _prune(logs: Path) -> None:
-    """The newest stay."""
+    """Keep the newest."""
     found: list[tuple[float, Path]] = []
     for path in logs.glob("*.log*"):
         with contextlib.suppress(FileNotFoundError):  # a warden has renamed it meanwhile
@@ -181,7 +178,7 @@ def path_here() -> str:
 
 
 def left(folder: Path) -> list[int]:
-    """List those of the worker that has this folder, its warden among them."""
+    """List the pids of the worker's processes, its warden among them."""
     return sorted(_found(folder))
 
 
@@ -191,7 +188,9 @@ def lives(folder: Path) -> bool:
 
 
 def script_of(folder: Path) -> int:
-    """Return the pid of the worker's own process, as its warden has written it down; 0: it has not, or not of here."""
+    """Return the pid of the worker's own process, as its warden has written it down; 0: nothing is written, or on
+    another machine.
+    """
     written = _written(folder)
     return 0 if written is None else written.worker
 
@@ -215,8 +214,6 @@ def kill(folder: Path) -> None:
 
 
 class _Written(NamedTuple):
-    """The word of a warden: pids, and when each began."""
-
     warden: int
     warden_began: int
     worker: int
@@ -233,7 +230,7 @@ def _written(folder: Path) -> _Written | None:
 
 
 def _found(folder: Path) -> dict[int, int]:
-    """Find its processes, and when each began."""
+    """Return the pids of the worker's processes, and when each began."""
     pids = set(marked(mark_of(folder)))
     here, written = listed(), _written(folder)
     if written is not None:

@@ -35,7 +35,7 @@ class LogPiece(msgspec.Struct, frozen=True):
 
 
 class Printed:
-    """The logs of one job's workers, each as far as it was read."""
+    """Logs of one job's workers, each read on from where it was read to."""
 
     def __init__(self, folder: Path, worker: str | None, after: Mapping[str, LogPlace] | None = None) -> None:
         self.worker = worker
@@ -50,7 +50,6 @@ class Printed:
         return sorted(stems, key=lambda name: (len(name), name))
 
     def lacking(self, job: str) -> str:
-        """Say that the worker has printed nothing, and which ones have."""
         return lacking(job, str(self.worker), Printed(self._folder, None).workers())
 
     def news(self, *, final: bool) -> Iterator[LogPiece]:

@@ -37,7 +37,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class Log:
-    """Two files at most."""
+    """Keep two files at most."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -78,7 +78,7 @@ class LastWord:
         self._write(b" " * LAST_WORD_BYTES)
 
     def say(self, code: int, tail: str, **found: object) -> None:
-        """Write it with as much of the tail as there is room for."""
+        """Write the record with as much of the tail as there is room for."""
         while len(text := json.dumps({"code": code, "tail": tail, **found}).encode()) > LAST_WORD_BYTES and tail:
             tail = tail[(len(tail) + 1) // 2 :]
         try:
@@ -133,8 +133,6 @@ class Asked:
 
 
 class ListedProcess(NamedTuple):
-    """A process, as the kernel lists it."""
-
     ended: bool  # and was not waited for yet
     parent: int
     session: int
@@ -148,7 +146,6 @@ def status(pid: int) -> list[str]:
 
 
 def listed() -> dict[int, ListedProcess]:
-    """List all processes."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -175,8 +172,8 @@ def below(top: int, here: dict[int, ListedProcess]) -> set[int]:
 
 
 def environ(pid: int) -> bytes:
-    """Return the environment of a process as edl.launch.job_processes does: while a process changes its program, the
-    kernel shows an empty one.
+    """Wait while the process changes its program, as edl.launch.job_processes does: the kernel shows an empty
+    environment then. Return b"" where it has no program, or changes it for too long. Raises OSError.
     """
     until = time.monotonic() + EXEC_S
     while True:
@@ -213,12 +210,14 @@ def others(mark: str) -> list[int]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whom processes below this one leave behind; see prctl(2)."""
+    """Adopt processes that those below this one leave behind; see prctl(2)."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def hold_life(folder: str) -> None:
-    """A lock that the kernel frees with this process: by it another machine that has the folder knows that it lives."""
+    """Hold a lock that the kernel frees with this process: another machine that has the folder tells by it that the
+    process lives.
+    """
     file = os.open(os.path.join(folder, "life"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -227,7 +226,7 @@ def hold_life(folder: str) -> None:
 
 
 def bury(worker: int) -> None:
-    """Wait for those that were adopted and have ended; `worker` is waited for elsewhere."""
+    """Reap adopted processes that have ended; `worker` is waited for elsewhere."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -268,13 +267,13 @@ def wait_alone(mark: str, linger_s: float) -> None:
 
 
 def environ_of(told: dict[str, Any]) -> dict[str, str]:
-    """The worker's, with what only this machine knows: which devices were given to it."""
+    """Return the worker's variables, with those that only this machine knows, such as the devices given to it."""
     here = {name: os.environ[name] for name in told.get("taken_here", ()) if name in os.environ}
     return {**told["environ"], **here}
 
 
 class WorkerChild(Protocol):
-    """A `subprocess.Popen`, or what was forked."""
+    """A `subprocess.Popen`, or a forked process."""
 
     @property
     def pid(self) -> int: ...
@@ -286,7 +285,7 @@ class WorkerChild(Protocol):
 
 
 def start_anew(told: dict[str, Any]) -> WorkerChild:
-    """Start the worker as a new process. Raises OSError."""
+    """Raises OSError."""
     return subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", "--", *told["command"]],
         cwd=told["folder"],
@@ -300,8 +299,8 @@ def start_anew(told: dict[str, Any]) -> WorkerChild:
 
 
 def attend(folder: str, path: str, begin: Callable[[dict[str, Any]], WorkerChild | None]) -> None:
-    """Return when the worker has ended. It is begun by `begin`, whose answer is None in the worker, where one is forked
-    here: this returns there at once.
+    """Return when the worker has ended. `begin` begins it, and returns None in the worker itself where it is forked:
+    then this returns there at once.
     """
     start = os.path.join(folder, "start.json")
     with open(start, encoding="utf-8") as file:

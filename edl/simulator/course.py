@@ -28,8 +28,6 @@ Shape = tuple[int, ...]  # workers on each node of the job, in the order in whic
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A step of a job, with its true times."""
-
     seconds: float
     batch: int  # of all workers together; 0: the trace does not say
     pass_batch: int = 0  # samples of one worker at a time
@@ -38,8 +36,6 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class GradientNoise(msgspec.Struct, frozen=True):
-    """The statistics of a step's gradients."""
-
     sqr: float
     var: float
 
@@ -83,7 +79,9 @@ class Course(Protocol):
 
 
 class Iterations:
-    """The course of such a job. `rates` maps workers to iterations per second, and is linear between two sizes."""
+    """Course of a job with a fixed batch. `rates` maps workers to iterations per second, and is linear between two
+    sizes.
+    """
 
     span: BatchSpan | None = None
 
@@ -355,5 +353,4 @@ class Epochs:
 
 
 def most_workers(span: BatchSpan, batch: int) -> int:
-    """Return how many workers can share a batch."""
     return max(1, math.floor(batch / span.smallest_pass))

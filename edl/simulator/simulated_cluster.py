@@ -52,7 +52,7 @@ NEAR_S = 1e-6  # events that are so near to each other happen at once
 
 
 class Happening(IntEnum):
-    """The kinds of events; simultaneous events happen in this order."""
+    """Simultaneous events happen in this order."""
 
     END = 0
     FAIL = 1
@@ -64,8 +64,6 @@ class Happening(IntEnum):
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """The parameters of a simulated cluster."""
-
     nodes: tuple[Node, ...]
     interval_s: float = 0.0  # from one round to the next; 0: no rounds
     cost: ChangeCost = uniform(0.0)
@@ -77,9 +75,7 @@ class Conditions(msgspec.Struct, frozen=True):
 
 
 class Played(msgspec.Struct, frozen=True):
-    """The result. `jobs` are in the order of their submission. A job that has not finished never will under this
-    policy.
-    """
+    """`jobs` are in the order of their submission. A job that has not finished never will under this policy."""
 
     jobs: tuple[SimulatedJob, ...]
     decisions: int
@@ -161,7 +157,7 @@ class ClusterSimulation:
             return
 
     def _happen(self, now: float, kind: Happening, about: object) -> bool:
-        """Handle one event; return True if the policy must be asked."""
+        """Return True if the policy must be asked."""
         if kind is Happening.LOOK:
             return about == self._looks
         if kind is Happening.COME:
@@ -238,7 +234,7 @@ class ClusterSimulation:
     # ----------------------------------------------------------------------------------------------------- decisions
 
     def _decide(self, now: float) -> bool:
-        """Ask the policy and carry out its decision; return False if nothing can happen any more."""
+        """Return False if nothing can happen any more."""
         self._decisions += 1
         running = [one for one in self._there.values() if one.step is not None]
         for one in running:

@@ -16,8 +16,6 @@ from edl.simulator.trace import TraceJob, TrueSpeed
 
 
 class Speeds(Protocol):
-    """The speeds of all jobs of a cluster."""
-
     def begin(self, one: SimulatedJob) -> None:
         """Note that a job has come."""
 
@@ -95,7 +93,6 @@ class Fitted:
 
 
 def batches_of(job: TraceJob) -> Batches:
-    """Return the batches that a job may have."""
     span = job.course.span
     if span is None:
         own = job.batch or SHARE * job.largest

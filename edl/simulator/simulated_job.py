@@ -24,7 +24,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class SimulatedJob:
-    """The state of a job. `done`, `service`, `ran` and `waited` hold for the time `at`."""
+    """`done`, `service`, `ran` and `waited` hold for the time `at`."""
 
     job: TraceJob
     at: float
@@ -105,7 +105,7 @@ class SimulatedJob:
     # ------------------------------------------------------------------------------------------------ workers change
 
     def run_on(self, placement: Placement, batch: int, cost: ChangeCost) -> None:
-        """Change the workers from now on. Call `advance` before."""
+        """Call `advance` before."""
         before = self.pace()
         self._close_stretch()
         moved = placement != self.placement

@@ -12,9 +12,7 @@ from edl.simulator.simulated_job import SimulatedJob
 
 
 class JobFigures(msgspec.Struct, frozen=True):
-    """The results of one job. `slowdown` is its time divided by its time alone on its share of the cluster (finish-time
-    fairness).
-    """
+    """`slowdown` is the job's time divided by its time alone on its share of the cluster (finish-time fairness)."""
 
     name: str
     submitted: float
@@ -31,9 +29,7 @@ class JobFigures(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """The results of all jobs. `mean` to `p99` are completion times. `utilization` is that of the devices, until the
-    last job's end.
-    """
+    """`mean` to `p99` are completion times. `utilization` is that of the devices, until the last job's end."""
 
     jobs: int
     finished: int

@@ -88,7 +88,7 @@ def _milliseconds(event: dict[str, object], kind: str, *fields: str) -> list[flo
 
 
 class TraceJob(msgspec.Struct, frozen=True):
-    """A job as its trace has it. Times are seconds of the trace's own clock."""
+    """Times are seconds of the trace's own clock."""
 
     name: str
     submitted: float
@@ -111,8 +111,6 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class TrueSpeed:
-    """The true speed of a job, from its course."""
-
     def __init__(self, course: Course, done: float, batch: int) -> None:
         self._course, self._done, self._batch = course, done, batch
 

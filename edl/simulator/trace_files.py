@@ -32,8 +32,6 @@ LARGEST = 1e30  # largest number that a trace may have
 
 
 class TraceRow(msgspec.Struct, frozen=True):
-    """A row, as text."""
-
     path: Path
     number: int  # in the file; the head is 1
     cells: dict[str, str]
@@ -109,7 +107,7 @@ TIRESIAS_COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "duration")
 
 
 def read_tiresias(path: Path) -> Trace:
-    """Read a trace. Raises ConfigError."""
+    """Raises ConfigError."""
     return Trace(path.stem, tuple(_tiresias_job(row) for row in rows(path, TIRESIAS_COLUMNS)))
 
 
@@ -130,7 +128,7 @@ PLAIN_COLUMNS: Final = ("submitted", "workers", "duration")
 
 
 def read_plain(path: Path) -> Trace:
-    """Read a trace. Raises ConfigError."""
+    """Raises ConfigError."""
     return Trace(path.stem, tuple(_plain_job(row) for row in rows(path, PLAIN_COLUMNS)))
 
 
@@ -185,7 +183,7 @@ Tables = dict[str, dict[int, dict[int, float]]]  # model -> batch -> workers -> 
 
 
 def read_elasticflow(path: Path, folder: Path) -> Trace:
-    """Read a trace and its tables. Raises ConfigError."""
+    """Raises ConfigError."""
     tables: Tables = {}
     return Trace(path.stem, tuple(_elasticflow_job(row, folder, tables) for row in rows(path, ELASTICFLOW_COLUMNS)))
 
@@ -255,14 +253,12 @@ KNOWN: Final = {"yolov3": ApplicationLimits(largest_pass=8), "ncf": ApplicationL
 
 
 class Application(msgspec.Struct, frozen=True):
-    """A measured application."""
-
     course: Epochs
     alone_at: dict[int, Epochs]  # batch -> the course of a job that keeps that batch; empty if jobs may change it
 
 
 def read_pollux(path: Path, folder: Path) -> Trace:
-    """Read a trace and its applications. Raises ConfigError."""
+    """Raises ConfigError."""
     applications: dict[str, Application] = {}
     jobs = [_job(row, folder, applications) for row in rows(path, COLUMNS)]
     sizes = [one.course.node_size for one in applications.values()]
@@ -306,7 +302,7 @@ def _folders(folder: Path) -> str:
 
 
 def read_application(folder: Path) -> Application:
-    """Read the tables of an application. Raises ConfigError."""
+    """Raises ConfigError."""
     placements: dict[Shape, list[tuple[float, float, float]]] = {}
     for row in rows(folder / "placements.csv", PLACEMENTS):
         text = row.text("placement")
@@ -369,9 +365,7 @@ KINDS: Final = {
 
 
 def read_trace(path: Path, applications: Path | None = None, throughputs: Path | None = None) -> Trace:
-    """Read a trace. `applications` and `throughputs` are folders of tables, if they are not beside the trace. Raises
-    ConfigError.
-    """
+    """`applications` and `throughputs` are folders of tables, if they are not beside the trace. Raises ConfigError."""
     kind = _kind(path)
     if kind == "Pollux":
         trace = read_pollux(path, applications or _beside(path, "applications", "--applications"))

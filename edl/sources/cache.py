@@ -69,7 +69,6 @@ class Cache:
         return path
 
     def found(self, key: str) -> Path | None:
-        """Return the file called `key` if it exists."""
         path = self._path(key, ".data")
         return path if _touched(path) else None
 

@@ -50,7 +50,6 @@ def is_table(table: Table, files: int) -> bool:
 
 
 def total_of(table: Table) -> int:
-    """Return the number of records."""
     return int(table[NUMBER, -1])
 
 

@@ -74,7 +74,7 @@ gather_for_metrics = _trainer.data.gather_for_metrics
 
 
 class _Wrapped(type):
-    """Counts what was wrapped among the instances of `Optimizer`, whatever its class."""
+    """Count wrapped optimizers of any class as instances of `Optimizer`."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return is_wrapped(instance)
@@ -274,7 +274,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Horovod's own names, `hvd.allreduce` and so on, and `edl.run`."""
+        """Look up Horovod's own names, `hvd.allreduce` and so on, and `edl.run`."""
         return edl.run if name == "run" else tf_horovod_names.lookup(__name__, name)  # what workers need not import
 
 

@@ -94,7 +94,7 @@ def counts_of(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def count_on(callbacks: Iterable[Any], counts: dict[str, Any]) -> None:
-    """Let these go on from there. Those that another worker does not have stay as they are."""
+    """Let the callbacks go on from `counts`. Those that another worker does not have stay as they are."""
     for name, callback in _counting(callbacks):
         if name not in counts:
             continue
@@ -123,7 +123,7 @@ def _has_state(callback: Any) -> bool:
 
 
 def _own(value: Any) -> Any:
-    """Lists of its own: History's grow in place."""
+    """Copy the lists in `value`: History's grow in place."""
     if isinstance(value, list):
         return [_own(one) for one in value]
     return {name: _own(one) for name, one in value.items()} if isinstance(value, dict) else value

@@ -52,7 +52,7 @@ class TensorShare(GradientWeight):
             self._assigned = self._scale
 
     def tensor(self, before: Callable[[], None]) -> Any:
-        """The scale as two numbers in the graph that is being built.
+        """Return the scale as two numbers in the graph that is being built.
 
         A traced function captures a variable of ours. A graph of TensorFlow 1 cannot: a variable in it would be the
         script's to initialize, and would turn up in its checkpoints. It calls back instead, and `before` with it.
@@ -66,7 +66,9 @@ class TensorShare(GradientWeight):
         return self._variable.read_value()
 
     def create(self) -> None:
-        """The variable, beforehand: a function that was traced before without a reduction may not make one any more."""
+        """Make the variable beforehand: a function that was traced before without a reduction may not make one any
+        more.
+        """
         if self._variable is None:
             with tf.init_scope(), tf.device("CPU:0"):  # what branches by it looks there
                 self._variable = tf.Variable(self._scale, trainable=False, dtype=tf.float32, name="edl_share")
@@ -81,7 +83,9 @@ class TensorShare(GradientWeight):
 
 
 class TensorRate:
-    """Traced functions and graphs read it anew in each step, if they were traced after it came into use."""
+    """A factor of learning rates. Traced functions and graphs read it anew in each step, if they were traced after it
+    came into use.
+    """
 
     def __init__(self) -> None:
         self.used = False
@@ -105,7 +109,6 @@ class TensorRate:
                 tf.raw_ops.AssignVariableOp(resource=self._variable.handle, value=tf.constant(factor, tf.float32))
 
     def times(self, rate: Any) -> Any:
-        """Multiply `rate` by the factor."""
         if not self.used:
             return rate
         if not tf.compat.v1.executing_eagerly_outside_functions():
@@ -117,7 +120,7 @@ class TensorRate:
 
 
 class PacedKeras:
-    """Mixed into the class of a Keras optimizer that applies updates itself. `learning_rate` stays what it was."""
+    """A mixin for the class of a Keras optimizer that applies updates itself. `learning_rate` stays what it was."""
 
     _edl_rate: TensorRate | None = None
 
@@ -128,7 +131,7 @@ class PacedKeras:
 
 
 class PacedV1:
-    """Mixed into the class of an optimizer of TensorFlow 1, which takes its rate when it prepares an update."""
+    """A mixin for the class of an optimizer of TensorFlow 1, which takes its rate when it prepares an update."""
 
     _edl_rate: TensorRate | None = None
 
@@ -194,7 +197,7 @@ class TensorNoise:
             return tf.constant(True)
 
     def take(self, parts: int) -> tuple[float, float] | None:
-        """`edl.policy.learning.of_step` of the newest step; None where not all of so many parts were averaged in
+        """Return `edl.policy.learning.of_step` of the newest step; None where not all of so many parts were averaged in
         it.
         """
         own, inverse, having, whole, count = self._heard.numpy().tolist()
@@ -204,7 +207,7 @@ class TensorNoise:
 
 
 def _squares(gradients: Sequence[Any]) -> Any:
-    """The squared norm of all of them together."""
+    """Return the squared norm of all of them together."""
     norms = [tf.reduce_sum(tf.square(_single(_summed(one)))) for one in gradients]
     with tf.device("/CPU:0"):
         return tf.add_n([tf.cast(norm, tf.float64) for norm in norms])
@@ -215,7 +218,9 @@ def _single(values: Any) -> Any:
 
 
 def _summed(gradient: Any) -> Any:
-    """A sparse one has a row for each time that it was looked at, and after averaging those of all workers."""
+    """Sum up the rows of a sparse gradient: it has one for each time that it was looked at, and after averaging those
+    of all workers.
+    """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     rows, of_row = tf.unique(gradient.indices)

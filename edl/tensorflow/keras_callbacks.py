@@ -60,7 +60,7 @@ class _Rates:
         self.callbacks: list[LearningRateScheduleCallback] = []
 
     def __call__(self, progress: float) -> float:
-        """The factor of the optimizer's own rate, which is the first callback's `initial_lr`."""
+        """Return the factor of the optimizer's own rate, which is the first callback's `initial_lr`."""
         epoch, rate = min(progress * self.epochs, math.nextafter(self.epochs, 0)), self.callbacks[0].initial_lr
         for one in self.callbacks:
             if epoch >= one.start_epoch:

@@ -45,17 +45,17 @@ class BatchPort(StepPort, Protocol):
         """Begin a mini-batch, before its forward pass."""
 
     def hold(self) -> CurrentItem:
-        """The caller keeps the item that is being trained, and gives it out again when told to."""
+        """Let the caller keep the item that is being trained, and give it out again when told to."""
 
     def rehearsing(self) -> bool:
         """Tell whether this mini-batch is a newcomer's throw-away one."""
 
     @property
     def rehearsals(self) -> Rehearsals:
-        """Throw-away mini-batches: how many there are to be, and how many are over."""
+        """Tell how many throw-away mini-batches there are to be, and how many are over."""
 
     def own_samples(self) -> int:
-        """Samples of this worker in the mini-batch being worked on; 0: it has stand-ins."""
+        """Count this worker's samples in the mini-batch being worked on; 0: it has stand-ins."""
 
     def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
         """Share out the work and return what each worker has found, each unit once."""
@@ -70,11 +70,11 @@ class BatchPort(StepPort, Protocol):
 
     @property
     def shards(self) -> ShardGenerator[Any] | None:
-        """The script's shard generator, where edl deals out its data."""
+        """Return the script's shard generator, where edl deals out its data."""
 
     @property
     def standing(self) -> ScriptStanding:
-        """The script's place, for workers that go on from there."""
+        """Return the script's place, for workers that go on from there."""
 
 
 OVERRIDES: Final = ("_get_metrics_result_or_logs", "evaluate")  # of the model, while `fit` runs
@@ -147,7 +147,9 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         self._heed_rank()
 
     def _is_first(self) -> bool:
-        """A newcomer is not while it rehearses, whatever its rank in the ring of one is."""
+        """Tell whether this worker is the first. A newcomer is not while it rehearses, whatever its rank in the ring of
+        one is.
+        """
         return self._trainer.rank() == 0 and not self._trainer.rehearsing()
 
     def _heed_rank(self) -> None:
@@ -156,7 +158,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def _lasts(self) -> bool:
-        """An epoch is as long as the data lasts."""
+        """Tell whether an epoch is as long as the data lasts."""
         return self._fit.batches is not None and self.params.get("steps") is None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's
@@ -216,7 +218,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         self.model._initial_epoch = stands.epoch or None
 
     def _rehearse(self, shards: ShardGenerator[Any]) -> bool:
-        """False: the job has nothing left to train."""
+        """Rehearse where this worker is a newcomer. False: the job has nothing left to train."""
         if not self._trainer.rehearsing():
             return True
         iterator = iter(self._fit.batches._distributed_dataset)
@@ -338,7 +340,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         return guarded
 
     def _fetch(self, iterator: Any) -> None:
-        """Return the next item, or the same item again, and what its step needs."""
+        """Fetch the next item, or the same item again, and what its step needs."""
         if self._held.again:
             self._held.again -= 1
         else:

@@ -27,7 +27,7 @@ from edl.trainer.updates_due import UpdatesDue
 
 
 class GradientsFirst:
-    """Mixed into the class of an optimizer, in front of it: an update counts only if it is made.
+    """A mixin in front of the class of an optimizer: an update counts only if it is made.
 
     Keras counts its iterations without regard to the gradients. So where these fail with the ring, or at the end of the
     data, where `fit` asks for one batch more and gets none, it may count a step that is none, on one worker and not on
@@ -49,7 +49,7 @@ class GradientsFirst:
 
 
 class Elastic(GradientsFirst):
-    """Mixed into the class of a wrapped optimizer, in front of it."""
+    """A mixin in front of the class of a wrapped optimizer."""
 
     _edl: Reducer | None = None  # None in a copy: what is not wrapped does not reduce
 
@@ -69,7 +69,7 @@ class Elastic(GradientsFirst):
 
 
 def order(optimizer: Any, build: Callable[[Sequence[Any]], None]) -> None:
-    """Makes updates of an optimizer, wrapped or not, count only if they are made. `build` is called before the first,
+    """Make updates of an optimizer, wrapped or not, count only if they are made. `build` is called before the first,
     with the variables that it is for.
     """
     if not isinstance(optimizer, GradientsFirst):
@@ -78,7 +78,7 @@ def order(optimizer: Any, build: Callable[[Sequence[Any]], None]) -> None:
 
 
 def attach(optimizer: Any, reducer: Reducer, rate: TensorRate) -> None:
-    """Makes `optimizer` average its gradients through `reducer`, and scale its learning rate by `rate`."""
+    """Make `optimizer` average its gradients through `reducer`, and scale its learning rate by `rate`."""
     _mix(optimizer, Elastic, _edl=reducer)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     _mix(optimizer.inner_optimizer if scaled else optimizer, PacedKeras, _edl_rate=rate)
@@ -94,7 +94,7 @@ def _mix(optimizer: Any, mixin: type, **attributes: object) -> None:
 
 
 def check_fit(model: Any) -> None:
-    """Raises UsageError for a compiled model that cannot be trained elastically."""
+    """Raise UsageError for a compiled model that cannot be trained elastically."""
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", None)
     if isinstance(inner, Elastic):
@@ -117,7 +117,7 @@ def check_fit(model: Any) -> None:
 
 
 def updated(optimizer: Any) -> list[Any]:
-    """The variables that its updates change, and nothing else does."""
+    """Return the variables that its updates change, and nothing else does."""
     others = {id(one) for one in hyper_parameters(optimizer)}
     return [one for one in (*optimizer._trainable_variables, *optimizer.variables) if id(one) not in others]
 
@@ -151,7 +151,7 @@ def is_keras(optimizer: object) -> bool:
 
 
 def counts(optimizer: Any) -> list[int]:
-    """Numbers of which each update changes one at least: a scaled loss that is not finite is an update too."""
+    """Return numbers of which each update changes one at least: a scaled loss that is not finite is an update too."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return [int(optimizer.iterations.numpy())]
     made = int(optimizer.inner_optimizer.iterations.numpy())
@@ -172,7 +172,9 @@ def hyper_parameters(optimizer: Any) -> list[Any]:
 
 
 class CountedUpdates(UpdatesDue):
-    """Looked at in each mini-batch. Counts on a GPU are left alone, as to read one waits for the whole step."""
+    """Counts of updates, looked at in each mini-batch. Counts on a GPU are left alone, as to read one waits for the
+    whole step.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +188,6 @@ class CountedUpdates(UpdatesDue):
             self.expect(len(self._counted) - 1)
 
     def missing(self, step: int) -> tuple[int, ...]:
-        """Return what `UpdatesDue` does."""
         regular = self._regular
         if regular is not None and (now := regular.averaged.value) != regular.seen_at:  # nearly always, and soon told
             regular.seen_at = now
@@ -198,7 +199,6 @@ class CountedUpdates(UpdatesDue):
         return super().missing(step)
 
     def made_after(self, step: int) -> int:
-        """Return what `UpdatesDue` does."""
         self.missing(step + 1)
         return super().made_after(step)
 

@@ -36,7 +36,9 @@ def count(model: Any, numbers: Numbers) -> None:
 
 
 def total(found: Sequence[bytes]) -> Numbers:
-    """The sum of what workers have counted, in the order of their ranks; of those that have no metrics yet nothing."""
+    """Return the sum of what workers have counted, in the order of their ranks; of those that have no metrics yet
+    nothing.
+    """
     rows = [np.frombuffer(one, np.float64) for one in found if one]
     if len({row.size for row in rows}) > 1:
         raise UsageError("model.compile(metrics=...): the workers' models have other metrics; all must have the same")

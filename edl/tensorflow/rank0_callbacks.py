@@ -28,7 +28,7 @@ LOGGER = (
 
 
 def check_callbacks(callbacks: Iterable[Any], mine: Any) -> None:
-    """Raises UsageError for those that harm each other."""
+    """Raise UsageError for callbacks that harm each other."""
     before = True
     for callback in callbacks:
         before = before and callback is not mine
@@ -131,7 +131,7 @@ class _Board:
 
 
 def _remove_own(*folders: Path) -> None:
-    """Files of events that this process has begun: nothing but the model's form is in them."""
+    """Remove files of events that this process has begun: nothing but the model's form is in them."""
     own = f".{socket.gethostname()}.{os.getpid()}."
     for folder in folders:
         for file in folder.glob("events.out.tfevents.*"):

@@ -101,7 +101,7 @@ class TensorFlowFramework:
         self.updates_due = CountedUpdates()
 
     def wrap(self, trainer: StepPort, optimizer: Any, model: Any) -> None:
-        """Carries out `edl.tensorflow.Optimizer`."""
+        """Carry out `edl.tensorflow.Optimizer`."""
         if is_wrapped(optimizer):
             raise UsageError("edl.Optimizer: this optimizer is wrapped already; wrap it once")
         late = self._comes_late(trainer)
@@ -239,7 +239,9 @@ class TensorFlowFramework:
         return TensorFlowSnapshot(variables, of_models, beside=beside)
 
     def witness(self) -> list[Any]:
-        """The smallest variable that is trained, and the counts of updates; not their contents, which takes longer."""
+        """Return the smallest variable that is trained, and the counts of updates; not their contents, which takes
+        longer.
+        """
         if not self._witnessed and tf.executing_eagerly():
             trained = (one for model in self._models for one in model.trainable_variables)
             smallest = min(trained, key=lambda one: math.prod(one.shape), default=None)
@@ -353,7 +355,7 @@ class TensorFlowFramework:
         return bool(wrapped or self.unwrapped.any_seen)
 
     def leave_alone(self, optimizer: Any) -> None:
-        """Carries out `edl.tensorflow.local`."""
+        """Carry out `edl.tensorflow.local`."""
         if not keras_optimizer.is_keras(optimizer) or keras_optimizer.is_wrapped(optimizer):
             kind = f"a {type(optimizer).__name__}"
             if keras_optimizer.is_keras(optimizer):
@@ -399,11 +401,11 @@ class TensorFlowFramework:
                     yield Weight(f"{number}.{place}", one, is_moved)
 
     def add_gradients(self, trainer: StepPort, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Carries out `edl.tensorflow.add_gradients`."""
+        """Carry out `edl.tensorflow.add_gradients`."""
         self._given.add(gradients, variables, trainer.step())
 
     def summed_gradients(self, variables: Sequence[Any]) -> list[Any]:
-        """Carries out `edl.tensorflow.summed_gradients`."""
+        """Carry out `edl.tensorflow.summed_gradients`."""
         if self._part_sums is not None:
             return self._part_sums.summed(variables)
         given = self._given.take()
@@ -478,7 +480,7 @@ class TensorFlowFramework:
         return self._eager_variables()
 
     def _note_session(self) -> None:
-        """The one around the script's calls of edl: other threads do not see it."""
+        """Note the session around the script's calls of edl: other threads do not see it."""
         if not tf.executing_eagerly() and tf.compat.v1.get_default_session() is not None:
             self._session = SessionVariables()
 
@@ -524,7 +526,7 @@ class TensorFlowFramework:
         return list(known.values())
 
     def _of_models(self) -> Iterable[tuple[str, Any]]:
-        """Weights and statistics; not the state of random numbers and of metrics, which is each worker's own."""
+        """Yield weights and statistics; not the state of random numbers and of metrics, which is each worker's own."""
         for model in self._models:
             for variable in getattr(model, "weights", None) or model.variables:
                 yield named(variable)
@@ -578,5 +580,5 @@ def _outside_functions() -> Iterator[None]:
 
 
 def is_wrapped(optimizer: object) -> bool:
-    """Tell whether `edl.tensorflow.Optimizer` was given it."""
+    """Tell whether `edl.tensorflow.Optimizer` was given `optimizer`."""
     return isinstance(optimizer, (keras_optimizer.Elastic, v1_optimizer.Elastic))

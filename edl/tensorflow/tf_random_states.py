@@ -63,7 +63,7 @@ def _give_back_generator(algorithm: int, raw: bytes) -> None:
 
 
 def _generator() -> Any:
-    """The global one, where the script has asked for it: to ask for it here would make one."""
+    """Return the global generator, where the script has asked for it: to ask for it here would make one."""
     return stateful_random_ops.global_generator
 
 

@@ -49,8 +49,8 @@ VOID = "Horovod's ring has broken: this step is void"
 
 
 class Averaged:
-    """The memory, of one process, of whose gradients a tape has averaged already, for the optimizer that applies them.
-    script has made of them. Eagerly it holds for one step; of what is traced, for the function around it.
+    """The memory, in one process, of whose gradients a tape has averaged already, for the optimizer that applies what
+    the script has made of them. Eagerly it holds for one step; of what is traced, for the function around it.
 
     To average what is averaged would be right as well, as shares add up to one, but would cost as much once more. So
     what is not known here is averaged: a function that is traced may be called by another, and eagerly.
@@ -155,8 +155,8 @@ class Reducer:
         self._summed_in = 0  # the mini-batch of the newest sum of virtual workers' parts
 
     def average(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient] | None:
-        """The gradients of the global batch. None: there is no update in this mini-batch, as it is void or no worker
-        has samples in it (only when executing eagerly).
+        """Return the gradients of the global batch. None: there is no update in this mini-batch, as it is void or no
+        worker has samples in it (only when executing eagerly).
         """
         if self._trainer.virtual:
             return self._of_parts(gradients)
@@ -178,7 +178,7 @@ class Reducer:
         return None
 
     def average_of_tape(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient] | None:
-        """The same, for a tape; the optimizer need not average them again."""
+        """Average gradients for a tape; the optimizer need not average them again."""
         if self._trainer.virtual:
             raise UsageError(f"edl.GradientTape: take a tf.GradientTape. {OF_PARTS}")
         found = self.average(gradients, variables)
@@ -186,7 +186,7 @@ class Reducer:
         return found
 
     def is_averaged(self, variables: Sequence[Any]) -> bool:
-        """A tape has averaged the gradients of these, which are applied now."""
+        """Tell whether a tape has averaged the gradients of these, which are applied now."""
         return self._averaged.take(variables, self._trainer.step())
 
     def note_summed(self) -> None:
@@ -215,8 +215,8 @@ class Reducer:
             return [tf.nest.map_structure(tf.identity, one, expand_composites=True) for one in gradients]
 
     def skips(self) -> bool:
-        """Executing eagerly, there is no update in this mini-batch. One without any worker's samples is over all the
-        same, and a caller that looks whether there was an update must see it.
+        """Tell, executing eagerly, whether there is no update in this mini-batch. A mini-batch without any worker's
+        samples is over all the same, and a caller that looks whether there was an update must see it.
         """
         if not tf.executing_eagerly():
             return False
@@ -224,7 +224,9 @@ class Reducer:
         return self._trainer.voided or self._share.weightless
 
     def goes_on(self) -> bool:
-        """An update is about to be made. False: this mini-batch has become void. Any thread."""
+        """Wait for a state that is to come before an update is made. False: this mini-batch has become void. Any thread
+        may call this.
+        """
         self._trainer.await_state()
         return not self._trainer.voided
 
@@ -316,7 +318,7 @@ class Reducer:
         return [_returned(*pair) for pair in zip(averaged, kinds, strict=True)]
 
     def _average_by_tensorflow(self, gradients: list[Gradient], scale: Any) -> list[Gradient]:
-        """The same by TensorFlow's own operations, of which there are many."""
+        """Average by TensorFlow's own operations, of which there are many."""
         self.asks = False
         ready = when(_all_tensors(gradients))
         averaged = self._all_summed(_weighed(gradients, scale))
@@ -336,7 +338,7 @@ class Reducer:
         return hvd._allreduce(gradient, op=hvd.Average, name=name, ignore_name_scope=True)
 
     def _gathered(self, gradient: Any, name: str) -> Any:
-        """Sparse gradients: all ranks' rows, one behind the other, which is a sum."""
+        """Gather a sparse gradient: all ranks' rows, one behind the other, which is a sum."""
         return tf.IndexedSlices(
             hvd.allgather(gradient.values, name=f"{name}_values", ignore_name_scope=True),
             hvd.allgather(gradient.indices, name=f"{name}_indices", ignore_name_scope=True),
@@ -354,7 +356,7 @@ def _each_present(gradients: Sequence[Gradient], average: Callable[[list[Gradien
 
 
 def _dense(gradient: Gradient) -> Gradient:
-    """A tensor, where it is not sparse or none at all."""
+    """Make a tensor of a gradient, where it is not sparse or none at all."""
     return gradient if gradient is None or isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
 
 
@@ -388,7 +390,9 @@ def _returned(gradient: Gradient, kind: Any) -> Gradient:
 
 
 def _scaled(gradient: Gradient, factor: float) -> Gradient:
-    """Zero where the factor is: a worker without samples computed on something else, perhaps nan."""
+    """Scale a gradient. It is zero where the factor is: a worker without samples computed on something else, perhaps
+    nan.
+    """
     values = _values(gradient)
     return _with_values(gradient, values * tf.cast(factor, values.dtype) if factor else tf.zeros_like(values))
 
@@ -475,8 +479,8 @@ class AveragingTape(tf.GradientTape):  # type: ignore[misc]
 
 
 def average(reducer: Reducer, found: Any, sources: Any) -> Any:
-    """`found`, of the structure of `sources`, with the gradients of variables averaged; those of other tensors are the
-    worker's own. None: there is no update in this mini-batch.
+    """Return `found`, of the structure of `sources`, with the gradients of variables averaged; those of other tensors
+    are the worker's own. None: there is no update in this mini-batch.
     """
     flat = tf.nest.flatten(sources)
     gradients = _flat(found, len(flat))

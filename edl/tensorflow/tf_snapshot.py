@@ -57,7 +57,7 @@ class TensorFlowSnapshot:
 
 
 def restore(variables: Variables, description: bytes, fill: Fill) -> None:
-    """Carries out `Framework.restore`."""
+    """Carry out `Framework.restore`."""
     theirs, mine = msgspec.msgpack.decode(description, type=list[Described]), variables.describe()
     for here, there in zip(mine, theirs, strict=False):
         if (here.dtype, here.shape) != (there.dtype, there.shape):

@@ -55,8 +55,7 @@ class Variables(Protocol):
     def values(self) -> list[np.ndarray[Any, Any]]:
         """Return the present values; an update that comes later does not change them."""
 
-    def put(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
-        """Set the values."""
+    def put(self, values: Sequence[np.ndarray[Any, Any]]) -> None: ...
 
 
 class EagerVariables:
@@ -167,7 +166,7 @@ class SessionVariables:
 
 
 def synchronize(variables: Variables, ring: HorovodRing, root: int) -> int:
-    """Carries out `Framework.synchronize`."""
+    """Carry out `Framework.synchronize`."""
     place = ring.place
     if place is None:
         raise RingBroken("this process is in no ring")
@@ -198,7 +197,7 @@ def _send_alone(variable: Any, root: int, name: str, receive: bool) -> None:
 
 
 def broadcast_arrays(arrays: Sequence[np.ndarray[Any, Any]], root: int) -> list[np.ndarray[Any, Any]]:
-    """The arrays of rank `root`, everywhere."""
+    """Return the arrays of rank `root` on all workers."""
     small = [index for index, array in enumerate(arrays) if array.nbytes < LARGE_BYTES]
     received = list(arrays)
     packed = np.concatenate([_as_bytes(arrays[index]) for index in small] or [np.zeros(0, np.uint8)])
@@ -215,7 +214,7 @@ def broadcast_arrays(arrays: Sequence[np.ndarray[Any, Any]], root: int) -> list[
 
 
 def broadcast_bytes(array: np.ndarray[Any, Any], root: int, name: str) -> np.ndarray[Any, Any]:
-    """Bytes of rank `root`, everywhere; works in scripts without eager execution too."""
+    """Return the bytes of rank `root` on all workers; works in scripts without eager execution too."""
     if not array.size:
         return array
     with context.eager_mode(), tf.device("CPU:0"):
@@ -236,7 +235,7 @@ def _describe(name: str, variable: Any) -> Described:
 
 
 def check_same(mine: list[Described], theirs: list[Described], me: str, them: str) -> None:
-    """Raises UsageError."""
+    """Raise UsageError where types, shapes or the number of variables differ."""
     for here, there in zip(mine, theirs, strict=False):
         if (here.dtype, here.shape) != (there.dtype, there.shape):  # names are numbered by what else a script builds
             raise _different(_shown(here), _shown(there), me, them)

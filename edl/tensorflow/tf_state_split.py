@@ -221,7 +221,7 @@ def _places(forms: Sequence[Described]) -> Iterator[tuple[Described, int, int]]:
 
 
 def _check_length(forms: Sequence[Described], raw: memoryview) -> None:
-    """Raises UsageError."""
+    """Raise UsageError where `raw` is not as long as the contents of all forms."""
     *_, (_, _, end) = [(None, 0, 0), *_places(forms)]
     if end != len(raw):
         raise UsageError(

@@ -53,7 +53,6 @@ class KerasUnwrapped:
         self._local.add(optimizer)
 
     def is_local(self, optimizer: Any) -> bool:
-        """Tell whether the script said so of `optimizer`."""
         return optimizer in self._local
 
     def trained(self, optimizers: Iterable[Any]) -> Iterator[tuple[Any, str]]:

@@ -18,14 +18,14 @@ from edl.tensorflow.tf_reducer import Reducer
 
 
 class Elastic:
-    """Mixed into the class of a wrapped optimizer, in front of it."""
+    """A mixin in front of the class of a wrapped optimizer."""
 
     _edl: Reducer
     _edl_computed: bool
     _edl_variables: dict[Any, Any]
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Gradients, averaged, with their variables."""
+        """Return averaged gradients with their variables."""
         self._edl_computed = True
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         self._edl_variables.update((variable.ref(), variable) for _, variable in pairs)
@@ -35,7 +35,7 @@ class Elastic:
         return [(gradient, variable) for gradient, (_, variable) in zip(averaged, pairs, strict=True)]
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
-        """The update, unless the mini-batch is void."""
+        """Make the update, unless the mini-batch is void."""
         pairs = list(grads_and_vars)
         if not self._edl_computed and not self._edl.is_averaged([variable for _, variable in pairs]):
             raise UsageError(
@@ -50,7 +50,7 @@ class Elastic:
 
 
 def attach(optimizer: Any, reducer: Reducer, rate: TensorRate) -> None:
-    """Makes `optimizer` average its gradients through `reducer`, and scale its learning rate by `rate`."""
+    """Make `optimizer` average its gradients through `reducer`, and scale its learning rate by `rate`."""
     kind = type(optimizer)
     members = {"__module__": kind.__module__, "__doc__": kind.__doc__}
     optimizer.__class__ = type(kind.__name__, (Elastic, PacedV1, kind), members)

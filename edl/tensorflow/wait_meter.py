@@ -55,7 +55,9 @@ class Waiting:
             self._reader = _Reader(read_ns, tell)
 
     def create(self) -> None:
-        """The variable, beforehand: a function that was traced before without a reduction may not make one any more."""
+        """Make the variable beforehand: a function that was traced before without a reduction may not make one any
+        more.
+        """
         if self._total is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._total = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="edl_waiting")
@@ -73,7 +75,7 @@ class Waiting:
 
 
 class _Reader:
-    """Tells what was added up, until the process ends."""
+    """Tell what was added up, until the process ends."""
 
     def __init__(self, read_ns: Callable[[], int], tell: Callable[[int], None]) -> None:
         self._read_ns = read_ns

@@ -42,7 +42,7 @@ class RoundGroups(Protocol):
     broken: str
 
     def begun(self, work: Any) -> Any:
-        """An operation that is to be waited for: itself."""
+        """Note an operation that is to be waited for, and return it."""
 
     def wait(self, work: Any, what: str = ...) -> None:
         """Wait until an operation is through. Raises RingBroken."""

@@ -43,7 +43,7 @@ class Reduction(Protocol):
 
 
 def finish(reductions: Iterable[Reduction]) -> None:
-    """Waits until all gradients are averaged; none before those of all are on their way."""
+    """Wait until all gradients are averaged; wait for none before those of all are on their way."""
     for one in reductions:
         one.begin()
     for one in reductions:
@@ -69,7 +69,7 @@ class Backward:
         return self._due.in_backward and task_id() == -1
 
     def reach(self, reduction: Reduction, task: int) -> None:
-        """The pass under way, which is `task`, has the first gradient of this one."""
+        """Note that the pass under way, which is `task`, has the first gradient of `reduction`."""
         self._reached[reduction] = None
         reduction.begin()
         self.await_end_of(task)

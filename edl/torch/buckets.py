@@ -38,7 +38,7 @@ END = "."  # after the last parameter
 
 
 class GroupSeat(Protocol):
-    """The ring."""
+    """The part of the ring that buckets use."""
 
     @property
     def groups(self) -> ProcessGroups: ...
@@ -198,7 +198,7 @@ class Alike:
         return self._asked is not None and bool(self._asked[0].is_completed())
 
     def check(self) -> None:
-        """Raises RingBroken, and CollectiveRefused where they do not."""
+        """Raise RingBroken, and CollectiveRefused where members train parameters of other types or shapes."""
         if self._asked is None:
             self.ask()
         digests = self._told()

@@ -26,10 +26,9 @@ PERIOD: Final = 100  # mini-batches
 
 
 class BufferPort(StepPort, Protocol):
-    """The port that the buffers of a model need of the trainer."""
+    """The part of the trainer that the buffers of a model use."""
 
-    def generation(self) -> int:
-        """The number of the present ring."""
+    def generation(self) -> int: ...
 
 
 class OutsideGraphs:

@@ -92,8 +92,6 @@ class Through:
 
 
 class Together:
-    """The handle of several operations together."""
-
     def __init__(self, handles: Sequence[Handle], outcome: Callable[[list[Any]], Any]) -> None:
         self._handles = handles
         self._outcome = outcome
@@ -151,7 +149,7 @@ def reduce_sparse(groups: ProcessGroups, rows: torch.Tensor, op: Op, name: str |
 
 
 def broadcast(groups: ProcessGroups, into: torch.Tensor, root: int, name: str | None = None) -> Handle:
-    """`into` is to hold what that of rank `root` does."""
+    """Begin to fill `into`, on all members, with the tensor of rank `root`."""
     check_root(groups, root)
     working = into.detach().contiguous()
 
@@ -235,7 +233,7 @@ def begun(
     alone: Callable[[], Any],
     rows: Sequence[int] = (),
 ) -> Handle:
-    """A collective of which all members have to say the same; in a ring of one, what comes of it `alone`."""
+    """Begin a collective of which all members have to say the same; in a ring of one, `alone` gives the outcome."""
     if groups.place.size == 1:
         return Through(alone)
     what = announcement(call.kind, call.name, said, rows)

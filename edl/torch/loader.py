@@ -58,8 +58,8 @@ class Runs(Sampler[list[int]]):
         self._parts: Iterator[list[int]] | None = None
 
     def begin(self, run: Iterator[Any], step: Callable[[], int]) -> None:
-        """Arrays of ids come next; `step` says of which step the one is that has just come. By then saved random
-        numbers have been given back.
+        """Load the arrays of ids of `run` next; `step` tells the step of the newest one. Saved random numbers were
+        given back before.
         """
         self._run, self._step = run, step
         drawn = self._seeds.drawn(self._theirs)
@@ -270,7 +270,7 @@ def batches_of_epoch(dataset: Sized, samples: int) -> int:
 
 
 def _check(dataset: Dataset[Any], loading: dict[str, Any]) -> None:
-    """Raises UsageError for what edl decides itself, or cannot serve."""
+    """Raise UsageError for what edl decides itself, or cannot serve."""
     if not _has_numbers(dataset):
         raise UsageError(
             f"ElasticDataLoader: {type(dataset).__name__} has no samples by number: give a dataset with "
@@ -286,7 +286,7 @@ def _check_names(ours: Mapping[str, str], loading: Mapping[str, Any]) -> None:
 
 
 class Records(Dataset[Any]):
-    """Anew opened in each process: worker processes would else share the place in a file with their parent."""
+    """Records that each process opens anew: worker processes would else share the place in a file with their parent."""
 
     def __init__(self, opened: Callable[[], Source]) -> None:
         self._open = opened

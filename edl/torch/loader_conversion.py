@@ -171,9 +171,9 @@ def converted(
     as_it_counts: bool = False,
     takes_parts: bool = False,
 ) -> StepParts:
-    """`loader` over this worker's samples, `parts` batches a step. `seed`: of an order that has none of its own.
-    `order`: if it is not that of the loader's sampler. `as_it_counts`: each step has so many batches, also of few
-    samples, and all are full where the loader's are: its script counts them by itself.
+    """Make a loader over this worker's samples of `loader`, with `parts` batches a step. `seed`: of an order that has
+    none of its own. `order`: if it is not that of the loader's sampler. `as_it_counts`: each step has so many batches,
+    also of few samples, and all are full where the loader's are: its script counts them by itself.
 
     Raises UsageError for what cannot be: the sampler chooses the samples itself, say.
     """
@@ -223,7 +223,7 @@ def _sampler_of(loader: DataLoader[Any]) -> tuple[Any, int]:
 
 
 def order_of(sampler: object, seed: int) -> Order:
-    """The order that a sampler gives. Raises UsageError where edl cannot give the same."""
+    """Return the order that a sampler gives. Raises UsageError where edl cannot give the same."""
     if isinstance(sampler, DistributedSampler):
         return Order(sampler.shuffle, sampler.seed)
     if (

@@ -34,7 +34,7 @@ class SeatOfSteps(Protocol):
 
     @property
     def steps_before(self) -> int:
-        """Steps of all lives of the job before this one."""
+        """Count the steps of all lives of the job before this one."""
 
 
 class LoadingSeeds:
@@ -63,7 +63,7 @@ class LoadingSeeds:
         return {} if self._drawn is None else {NAME: struct.pack("<q", self._drawn)}
 
     def give_back(self, states: dict[str, bytes]) -> None:
-        """Raises struct.error for what is none."""
+        """Take over the number that was saved, if there is one. Raises struct.error for what is no such number."""
         if NAME in states:
             (self._drawn,) = struct.unpack("<q", states[NAME])
 

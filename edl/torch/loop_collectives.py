@@ -36,8 +36,7 @@ MEAN, SUM = frozenset({"mean", "avg"}), frozenset({"sum"})
 
 class RingHolder(Protocol):
     @property
-    def ring(self) -> TensorRing:
-        """The present one."""
+    def ring(self) -> TensorRing: ...
 
 
 class BesideSeat(Protocol):
@@ -49,10 +48,10 @@ class BesideSeat(Protocol):
 
     @property
     def voided(self) -> bool:
-        """The coming mini-batch is void already."""
+        """Tell whether the coming mini-batch is void already."""
 
     def void_beside(self, error: BaseException) -> None:
-        """A collective beside the mini-batches has failed."""
+        """Make the coming mini-batch void because of an error beside it."""
 
 
 class Saying:
@@ -89,7 +88,7 @@ class LoopCollectives:
             self._apart = ""
 
     def reduced(self, value: Any, operation: Any) -> Any:
-        """The mean or the sum of all workers' tensors."""
+        """Return the mean or the sum of all workers' tensors."""
         name = getattr(operation, "name", None) or str(operation or "mean")
         if (kind := name.lower().rpartition(".")[2]) not in MEAN | SUM:
             raise UsageError(f"reduce_op={operation!r}: edl has 'mean' and 'sum'")
@@ -139,7 +138,7 @@ class LoopCollectives:
         return self._holder.ring.same(number)()
 
     def told(self, value: Any, root: int) -> Any:
-        """Plain values of worker `root`."""
+        """Return the plain values of worker `root`."""
         if (ask := self._between()) is not None:
             return self._told_by_all(ask, "broadcast", lambda: value if self._seat.rank() == root else None)[root]
         if self._seat.size() == 1:

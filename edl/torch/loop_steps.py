@@ -41,7 +41,7 @@ class Travels(Mapping[str, Any]):
         return len(self.now())
 
     def items(self) -> ItemsView[str, Any]:
-        """Asked once for all of them."""
+        """Ask `now` once for all items."""
         return self.now().items()
 
 
@@ -204,7 +204,6 @@ class LoopSteps:
         self.seat.before_reduce()
 
     def note_fetched(self) -> None:
-        """Note that a batch was fetched."""
         self._fetched_in = self.seat.generation()
 
     def ask(self, work: Work) -> tuple[bytes, ...]:

@@ -112,7 +112,7 @@ class NcclSums:
     """Sums by NCCL in one ring. Any thread may call `give_up`."""
 
     def __init__(self, gpu: Gpu, place: Place, timeout_s: float) -> None:
-        """Begins to form, on a thread of its own."""
+        """Begin to form the group, on a thread of its own."""
         self.stands = False  # all members have it: an attribute, because the hot path reads it
         self.open = True  # whether they have or will
         self._gpu, self._place = gpu, place
@@ -159,7 +159,6 @@ class NcclSums:
         return bool(self._under_way)
 
     def through(self) -> Callable[[], bool]:
-        """Return a function that tells whether all work that the GPU has been given by now is done."""
         return (lambda: True) if self._summing is None else self._summing.through()
 
     def settled(self) -> None:
@@ -210,7 +209,7 @@ class NcclSums:
         self.give_up()
 
     def _become(self, standing: NcclState) -> bool:
-        """False: it had failed, or is not wanted any more."""
+        """Return False where the group had failed, or is not wanted any more."""
         with self._turn:
             if self._standing is NcclState.NEVER or self._unwanted.is_set():
                 return False

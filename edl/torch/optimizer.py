@@ -51,7 +51,7 @@ def _copied(value: Any) -> Any:
 
 
 class Elastic:
-    """Mixed into the class of a wrapped optimizer, in front of it."""
+    """A mixin in front of the class of a wrapped optimizer."""
 
     _edl: Reducer | None = None
 
@@ -141,7 +141,7 @@ class Elastic:
 
 
 def _listed(group: Any) -> tuple[Any, list[torch.Tensor]]:
-    """The same group, and its parameters, which may be given once only."""
+    """Return the same group, and its parameters, which may be given once only."""
     given = group.get("params") if isinstance(group, dict) else None
     if isinstance(given, torch.Tensor):
         return group, [given]
@@ -172,12 +172,12 @@ def _rates_times(optimizer: Any, factor: float) -> Iterator[None]:
 
 
 def _evaluates_once(optimizer: object) -> bool:
-    """A closure that it is given, and then has no use for the loss."""
+    """Tell whether the optimizer calls a closure once, and then has no use for its loss."""
     return not isinstance(optimizer, torch.optim.LBFGS) and type(optimizer).__module__.startswith("torch.optim.")
 
 
 def _reduced(reducer: Reducer, closure: Callable[[], Any]) -> Any:
-    """The closure of an optimizer that evaluates the model itself, as LBFGS does."""
+    """Call the closure of an optimizer that evaluates the model itself, as LBFGS does; average gradients and loss."""
     with torch.enable_grad():
         loss = closure()
     reducer.average()
@@ -188,7 +188,7 @@ def _reduced(reducer: Reducer, closure: Callable[[], Any]) -> Any:
 
 
 def attach(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
-    """Makes `optimizer` average its gradients through `reducer`."""
+    """Make `optimizer` average its gradients through `reducer`."""
     tracked = vars(optimizer).pop("step", None)  # a scheduler made before us has wrapped the step of the instance
     kind = type(optimizer)
     optimizer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
@@ -218,7 +218,7 @@ def names_of(
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
     prefix: str,
 ) -> dict[torch.Tensor, str]:
-    """A name for each parameter of `optimizer`, the same on all workers. Raises UsageError."""
+    """Return a name for each parameter of `optimizer`, the same on all workers. Raises UsageError."""
     if named_parameters is None:
         named_parameters = model.named_parameters() if model is not None else ()
     known: dict[torch.Tensor, str] = {}
@@ -242,7 +242,7 @@ def names_of(
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raises UsageError for what cannot be wrapped."""
+    """Raise UsageError for what cannot be wrapped."""
     if isinstance(optimizer, Elastic):
         raise UsageError("edl.Optimizer: this optimizer is wrapped already; wrap it once")
     if not isinstance(optimizer, torch.optim.Optimizer):

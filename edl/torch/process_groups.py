@@ -253,7 +253,6 @@ class ProcessGroups:
         return GRADIENTS if GRADIENTS in waiting else min(waiting, default="")
 
     def begun(self, work: Any) -> Any:
-        """An operation that is to be waited for: itself."""
         self._under_way.add(work)
         return work
 

@@ -77,10 +77,10 @@ def _in_order(sampler: object, dataset: Dataset[Any]) -> bool:
 
 
 def packed_values(values: Any) -> bytes:
-    """Plain values and tensors, nested in dicts, lists and tuples."""
+    """Encode plain values and tensors, nested in dicts, lists and tuples."""
     return msgspec.msgpack.encode(as_plain(values))
 
 
 def unpacked_values(raw: bytes) -> Any:
-    """The same; tuples have become lists."""
+    """Decode what `packed_values` has encoded; tuples have become lists."""
     return from_plain(msgspec.msgpack.decode(raw))

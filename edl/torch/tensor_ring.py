@@ -37,7 +37,7 @@ class Averaging(Protocol):
     """The gradients of one optimizer, on their way through the ring. One reduction after the other."""
 
     def expect(self, parameters: Iterable[torch.Tensor]) -> None:
-        """A reduction begins: a gradient of each of these that requires one will come to `begin`, in any order. Raises
+        """Begin a reduction: a gradient of each of these that requires one will come to `begin`, in any order. Raises
         RingBroken.
         """
 
@@ -87,14 +87,14 @@ class TensorRing(Ring, Protocol):
 
 
 def kind(settings: Settings) -> RingKind:
-    """The ring of PyTorch's gradients with these settings, the same before `init` and after it."""
+    """Return the ring of PyTorch's gradients with these settings, the same before `init` and after it."""
     started_by_horovodrun = settings.stand_in is not None or fork_stand_in.is_due(os.environ)
     return ring_kind(settings.ring, horovod_alone=started_by_horovodrun, has_horovod=has_horovod("torch"))
 
 
 def chosen(gpu: Callable[[], Gpu | None], named: Callable[[], Sequence[Named]]) -> TensorRing:
-    """The ring of this process's settings. `gpu`: where its gradients lie, if all of them do; `named`: those in main
-    memory. Raises ConfigError.
+    """Return the ring of this process's settings. `gpu`: where its gradients lie, if all of them do; `named`: those in
+    main memory. Raises ConfigError.
     """
     settings = Settings.from_given({}, os.environ)
     if kind(settings) is RingKind.TORCH:
@@ -138,7 +138,7 @@ def scale(gradient: torch.Tensor, factor: float) -> None:
 
 
 def scaled_rows(gradient: torch.Tensor, factor: float) -> torch.Tensor:
-    """The same of a sparse gradient, in rows of their own."""
+    """Return a sparse gradient times `factor`, in memory of its own; without rows where `factor` is 0."""
     if factor == 0.0:
         return no_rows(gradient.shape, gradient._values(), gradient.sparse_dim())
     rows = gradient.coalesce()

@@ -88,7 +88,9 @@ def _fetch(away: list[tuple[int, str, torch.Tensor]], found: list[Fingerprint | 
 
 
 def cut(rows: bytes, size: int) -> tuple[bytes, bytes]:
-    """The rows of a tensor of so many bytes, without what its last one was filled up with; and those that follow."""
+    """Return the rows of a tensor of so many bytes, without what its last one was filled up with, and those that
+    follow.
+    """
     full, left = -(-(size // 8) // ROW) * 8, size % 8
     return rows[: full + left], rows[full + (8 if left else 0) :]
 
@@ -118,7 +120,7 @@ def _weights(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _summed(rows: torch.Tensor) -> torch.Tensor:
-    """Modulo 2**64, as whole numbers go on every device."""
+    """Sum modulo 2**64, as whole numbers do on every device."""
     (of_words, of_halves), width = _weights(rows.device), rows.shape[1]
     upper = (rows >> HALF) & (2**HALF - 1)
     sums: torch.Tensor = (rows * of_words[:width]).sum(1) + (upper * of_halves[:width]).sum(1)

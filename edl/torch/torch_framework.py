@@ -71,11 +71,9 @@ class Wrapped(NamedTuple):
     optimizer: torch.optim.Optimizer
 
     def tensors(self) -> Sequence[tuple[str, torch.Tensor]]:
-        """Named, in the same order on all workers."""
         return self.named
 
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """List the one optimizer."""
         return [self.optimizer]
 
     def parts(self) -> list[str]:
@@ -95,7 +93,7 @@ def make_equal(wrapped: Wrapped, ring: TensorRing) -> None:
 
 
 def statistics(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """The parts of them that keep statistics of their forward passes in each worker for itself."""
+    """Return the parts of models that keep statistics of their forward passes in each worker for itself."""
     return [part for model in models for part in model.modules() if isinstance(part, _NormBase)]
 
 
@@ -159,7 +157,9 @@ class TorchFramework:
 
     @functools.cached_property
     def ring(self) -> TensorRing:
-        """Chosen when first needed: by then a script, or what has forked it, has said which. Raises ConfigError."""
+        """Choose the ring when it is first needed: by then a script, or what has forked it, has said which. Raises
+        ConfigError.
+        """
         return chosen(self.gpu, self.named)
 
     def join_world(self, limb: int, processes: int, folder: Path, step_timeout_s: float) -> LimbWorld:
@@ -170,7 +170,7 @@ class TorchFramework:
         return LimbWorld(rows, ring.exchange_prepared, TorchHeldTensors(self))
 
     def named(self) -> list[Named]:
-        """The gradients in main memory that a step reduces. Any thread."""
+        """Return the gradients in main memory that a step reduces. Any thread may call this."""
         return [one for reducer in list(self._reducers) for one in reducer.named()]
 
     def gpu(self) -> Gpu | None:
@@ -192,7 +192,7 @@ class TorchFramework:
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
         manner: Manner = USUAL,
     ) -> None:
-        """Carries out `edl.torch.Optimizer`."""
+        """Carry out `edl.torch.Optimizer`."""
         check_optimizer(optimizer)
         if model is not None and not isinstance(model, torch.nn.Module):
             raise UsageError(f"edl.Optimizer: model must be a torch.nn.Module, not a {type(model).__name__}")
@@ -236,7 +236,7 @@ class TorchFramework:
             trainer.void_beside(error)
 
     def track(self, what: torch.nn.Module | torch.optim.Optimizer) -> None:
-        """Let a model travel to newcomers."""
+        """Let a model or an optimizer travel to newcomers."""
         known: list[Any] = self._models if isinstance(what, torch.nn.Module) else self._optimizers
         if not any(what is one for one in known):
             known.append(what)
@@ -275,7 +275,7 @@ class TorchFramework:
         return TorchSnapshot(self, self._processes, beside=beside)
 
     def witness(self) -> torch.Tensor | None:
-        """The smallest of the parameters that are trained, as all of them change in an update."""
+        """Return the smallest of the parameters that are trained, as all of them change in an update."""
         if self._witnessed is None:
             found = (one for optimizer in self._optimizers for one in parameters_of(optimizer))
             trained = ((local_of(one).numel(), one) for one in found if one.requires_grad)
@@ -344,7 +344,7 @@ class TorchFramework:
         return bool(self._optimizers or self._models or self.unwrapped.any_seen)
 
     def leave_alone(self, own: object) -> None:
-        """Carries out `edl.torch.local`."""
+        """Carry out `edl.torch.local`."""
         if isinstance(own, (torch.nn.Module, torch.Tensor)):
             self.unwrapped.by_hand.leave_alone([own] if isinstance(own, torch.Tensor) else own.parameters())
             return
@@ -479,11 +479,9 @@ class TorchFramework:
         return self._optimizers
 
     def wrapped(self) -> int:
-        """Count the models and optimizers."""
         return len(self._models) + len(self._optimizers)
 
     def among(self) -> Among:
-        """Return the processes of this worker that divide its samples."""
         return Among() if self._trainer is None else self._trainer.among
 
 

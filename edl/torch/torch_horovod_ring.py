@@ -228,7 +228,9 @@ def _broken_ring() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _aside() -> Iterator[None]:
-    """The same in a ring that another thread may leave meanwhile: then Horovod knows its handles no more."""
+    """Raise RingBroken as `_broken_ring` does, also in a ring that another thread leaves meanwhile: then Horovod knows
+    its handles no more.
+    """
     try:
         with _broken_ring():
             yield
@@ -237,7 +239,7 @@ def _aside() -> Iterator[None]:
 
 
 def _carried(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor as Horovod takes it; the same one where it does."""
+    """Return a dense tensor as Horovod takes it: the same one where it does."""
     return as_real(tensor.to(CONVERTED.get(tensor.dtype, tensor.dtype)))
 
 
@@ -248,7 +250,7 @@ def _begun(parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: f
 
 
 def _copy_begun(gradient: torch.Tensor, name: str, factor: float) -> Callable[[], None]:
-    """Horovod wants contiguous memory; channels_last gradients, for one, are not."""
+    """Begin to average a copy: Horovod wants contiguous memory; channels_last gradients, for one, are not."""
     copy = gradient.to(CONVERTED.get(gradient.dtype, gradient.dtype)).resolve_conj().contiguous()
     scale(copy, factor)
     handle = hvd.allreduce_async_(as_real(copy), name=name, op=hvd.Average)

@@ -132,7 +132,9 @@ class Reducer:
             self._averaging.know_sparse(parameter)
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
-        """Average its gradient, unless another optimizer's reducer does. It may be frozen, and be thawed later."""
+        """Average the gradient of `parameter`, unless another optimizer's reducer does. The parameter may be frozen,
+        and be thawed later.
+        """
         if parameter.requires_grad:
             check_kind(parameter, name)
         owner = self._backward.owners.setdefault(parameter, self)
@@ -157,7 +159,7 @@ class Reducer:
             parameter.requires_grad_(False)
 
     def named(self) -> list[Named]:
-        """The gradients in main memory that it reduces. Any thread."""
+        """Return the gradients in main memory that are reduced. Any thread may call this."""
         return [
             Named(name, tuple(one.shape), str(one.dtype).removeprefix("torch."), one.element_size())
             for one, name in list(self._names.items())
@@ -165,7 +167,7 @@ class Reducer:
         ]
 
     def expect_again(self, parameters: Iterable[torch.Tensor]) -> None:
-        """The script may add these, which are here already."""
+        """Expect that the script adds these, which are here already."""
         self._expected.append(frozenset(map(id, parameters)))
 
     def takes_again(self, parameters: Iterable[torch.Tensor]) -> bool:
@@ -244,7 +246,7 @@ class Reducer:
         self._trainer.before_update()
 
     def use(self) -> None:
-        """`step()` is made, or left out."""
+        """Note that `step()` is made, or left out."""
         self.updates += not self._trainer.voided
         self._updated_in = self._trainer.step()
         self.due.note(self.number, self._trainer.step())
@@ -254,12 +256,14 @@ class Reducer:
         self._leave(0)
 
     def take_applied(self) -> float:
-        """The weight in the newest update since the last call."""
+        """Return the weight in the newest update since the last call; 0.0: there was none."""
         applied, self._applied = self._applied, 0.0
         return applied
 
     def mean(self, loss: Any) -> Any:
-        """The loss of the global batch: an optimizer that looks at its closure's loss must see the same everywhere."""
+        """Return the loss of the global batch: an optimizer that looks at its closure's loss must see the same
+        everywhere.
+        """
         if isinstance(loss, torch.Tensor) and self._trainer.virtual:
             raise UsageError(NO_LOSS)
         if not isinstance(loss, torch.Tensor) or self._ring.size <= 1 or self._trainer.voided:
@@ -295,7 +299,7 @@ class Reducer:
         self.wait()
 
     def discard(self) -> None:
-        """The ring is left: of a void mini-batch, or of a rehearsal."""
+        """Forget the gradients of a void mini-batch, or of a rehearsal, as the ring is left."""
         if self.begun or self._left_in == self._trainer.step():  # what is left of it is no part of what comes again
             self._blank()
             self._leave(0)
@@ -451,7 +455,7 @@ class Reducer:
         return ready
 
     def _arrived(self, parameter: torch.Tensor, name: str) -> None:
-        """A gradient: the first of a backward pass, or one that may not go straight to the ring."""
+        """Take a gradient: the first of a backward pass, or one that may not go straight to the ring."""
         _check_there(parameter, name)
         if self._left_in and (self._added_up or self._left_in != self._trainer.step()):
             self._added_up, self._left_in = self._is_left(parameter), self._trainer.step()

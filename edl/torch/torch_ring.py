@@ -92,7 +92,7 @@ class GroupForming:
             self.groups.close()
 
     def _end(self, reason: str) -> bool:
-        """False: it was over."""
+        """Return False where the attempt was over already."""
         with self._turn:
             if self._over.is_set():
                 return False
@@ -243,7 +243,7 @@ class GroupRing:
         self._let_go(before, UNWANTED)
 
     def _let_go(self, groups: ProcessGroups | None, reason: str = "") -> None:
-        """The thread that formed it ends it. With a `reason`: not one member needs it."""
+        """Let the thread that formed the groups end them. With a `reason`: not one member needs them."""
         if groups is None or groups.place.size == 1:
             return
         if reason:
@@ -310,7 +310,7 @@ class GroupRing:
 
     @property
     def groups(self) -> ProcessGroups:
-        """The groups of this ring. Raises RingBroken outside any."""
+        """Return the groups of this ring. Raises RingBroken outside any."""
         if self._inherited:
             raise UsageError(f"edl: {ownership.FORKED}")
         if self._standing is None:
@@ -318,8 +318,8 @@ class GroupRing:
         return self._standing
 
     def settled(self) -> ProcessGroups:
-        """The groups of this ring, once the script's own collectives have begun: an operation of edl's comes after them
-        on all members. Raises RingBroken.
+        """Return the groups of this ring, once the script's own collectives have begun: an operation of edl's comes
+        after them on all members. Raises RingBroken.
         """
         groups = self.groups
         groups.announcing.settle()
@@ -370,7 +370,6 @@ class GroupRing:
         return self._waiting(lambda: groups.wait(work))
 
     def is_failure(self, error: BaseException) -> bool:
-        """Tell whether a failed collective has raised `error`; if so, the ring counts as broken."""
         failed = isinstance(error, RingBroken)
         if failed and self._standing is not None and not self._standing.broken:
             self._standing.failed(error)

@@ -36,8 +36,6 @@ HorovodInternalError = CollectiveFailed  # what a collective raises that has no 
 
 
 class _AsItIs:
-    """Travels as it is."""
-
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return tensor, None
@@ -48,8 +46,6 @@ class _AsItIs:
 
 
 class _Half:
-    """Travels as float16."""
-
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
         return tensor.half() if tensor.is_floating_point() else tensor, tensor.dtype
@@ -117,7 +113,7 @@ global_process_set = _AllWorkers()
 
 
 def _op(call: str, average: bool | None, op: Any) -> Op:
-    """Horovod's two ways of saying it."""
+    """Read the operation from either of Horovod's two ways of saying it."""
     if average is not None and op is not None:
         raise UsageError(f"{call}(average=..., op=...): say one of the two")
     if op is None:

@@ -89,7 +89,7 @@ class _Ordered(msgspec.Struct, frozen=True):
 
 
 def restore(holder: Whole, description: bytes, fill: Fill) -> None:
-    """Carries out `Framework.restore`."""
+    """Carry out `Framework.restore`."""
     holder.check_built()
     head = msgspec.msgpack.decode(description, type=_Ordered)
     named = list(holder.tensors())

@@ -39,7 +39,7 @@ class Holder(Protocol):
     """The parts of the state; the calls of `edl.torch.Optimizer` fill them."""
 
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Parameters and buffers, named, in the same order on all workers."""
+        """Return parameters and buffers, named, in the same order on all workers."""
 
     def optimizers(self) -> Iterable[torch.optim.Optimizer]:
         """Return the optimizers in the order of their wrapping."""
@@ -54,7 +54,7 @@ class Growing(Protocol):
 
 
 def synchronize(holder: Holder, ring: TensorRing, root: int) -> int:
-    """Carries out `Framework.synchronize`."""
+    """Carry out `Framework.synchronize`."""
     place = ring.place
     if place is None:
         raise RingBroken("this process is in no ring")
@@ -75,7 +75,7 @@ def synchronize(holder: Holder, ring: TensorRing, root: int) -> int:
 def synchronize_rest(
     optimizers: list[torch.optim.Optimizer], buffers: list[torch.Tensor], ring: TensorRing, root: int
 ) -> None:
-    """Carries out `Framework.synchronize_rest`."""
+    """Carry out `Framework.synchronize_rest`."""
     place = ring.place
     if place is None or place.size == 1:
         return
@@ -142,7 +142,7 @@ class Some(NamedTuple):
 
 
 class Adoption:
-    """Makes the optimizers here look like the root's, and lists their tensors in the root's order.
+    """Make the optimizers here look like the root's, and list their tensors in the root's order.
 
     `whole`: what comes are whole tensors, of which this process may hold a part; they are listed as they are here.
     """
@@ -182,14 +182,14 @@ class Adoption:
                 _add_group(optimizer, [named[place] for place in group])
 
     def adopt_hyper_parameters(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
-        """Tensors among them are listed, and filled later."""
+        """Adopt the root's hyper-parameters; tensors among them are listed, and filled later."""
         theirs = node.items if isinstance(node, Elements) else ()
         self._check_number("parameter groups", len(optimizer.param_groups), len(theirs))
         for group, hyper in zip(optimizer.param_groups, theirs, strict=True):
             group.update(self._adopted(hyper, _hyper_parameters(group), _device(group["params"]), "param_groups"))
 
     def adopt_states(self, optimizer: torch.optim.Optimizer, node: Node, some: Some | None = None) -> None:
-        """The same of what it keeps of its updates, of `some` parameters or all."""
+        """Adopt what the root's optimizer keeps of its updates, of `some` parameters or all."""
         self.prepare_states(optimizer, node, some)()
 
     def prepare_states(
@@ -281,7 +281,7 @@ def described_hyper_parameters(optimizer: torch.optim.Optimizer, contents: list[
 
 
 def described_states(optimizer: torch.optim.Optimizer, contents: list[torch.Tensor], some: Some | None = None) -> Node:
-    """The same of what it keeps of its updates, of `some` parameters or all."""
+    """Describe what an optimizer keeps of its updates, of `some` parameters or all; append tensors to `contents`."""
     return _described(states(optimizer, some), "optimizer.state", contents)
 
 
@@ -297,7 +297,7 @@ def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def states(optimizer: torch.optim.Optimizer, some: Some | None = None) -> dict[int | str, Any]:
-    """The state by position of its parameter; some optimizers also keep state of their own under a name."""
+    """Return the state by position of its parameter; some optimizers also keep state of their own under a name."""
     kept: dict[Any, Any] = {key: value for key, value in optimizer.state.items() if some is None or some.has(key)}
     of_parameters = {
         position: kept[parameter] for position, parameter in enumerate(parameters_of(optimizer)) if parameter in kept
@@ -317,7 +317,7 @@ def _device(candidates: Iterable[Any]) -> torch.device:
 
 
 def broadcast_tensors(ring: TensorRing, tensors: list[torch.Tensor], root: int, receive: bool) -> int:
-    """The contents of `tensors` of rank `root`, everywhere; returns the bytes moved.
+    """Give all members the contents of `tensors` of rank `root`; return the bytes moved.
 
     No ring fuses broadcasts, so small tensors are packed here; large ones go in place, all at once.
     """
@@ -370,5 +370,5 @@ def _send_packed(
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes, so that every type travels, also those that Horovod does not know."""
+    """Return the same memory as bytes, so that every type travels, also those that Horovod does not know."""
     return tensor.reshape(-1).view(torch.uint8)

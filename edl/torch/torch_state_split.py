@@ -130,7 +130,7 @@ class TorchApart:
         self.put(first, early)
 
     def _both(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Buffers, and parameters."""
+        """Return the buffers, then the parameters."""
         buffers, found = self._holder.buffers(), [tensor for _, tensor in self._holder.tensors()]
         early = [tensor for tensor in found if id(tensor) in buffers]
         return early, [tensor for tensor in found if id(tensor) not in buffers]
@@ -191,7 +191,7 @@ class InPlace:
         return self._begins[-1]
 
     def part(self, begin: int) -> memoryview:
-        """The same thread asks for one after the other."""
+        """Return a part; the same thread asks for one after the other."""
         at = bisect.bisect_right(self._begins, begin) - 1
         if at != self._at:
             with self._still.reading():

@@ -59,7 +59,7 @@ class LeafSeen:
         return None if before == self._held else had_gradient
 
     def leave_alone(self) -> None:
-        """Watch it no longer."""
+        """Watch the tensor no longer."""
         if self._handle is not None:
             self._handle.remove()
 
@@ -173,7 +173,7 @@ class TorchUnwrapped:
 
     @property
     def any_seen(self) -> bool:
-        """The script trains something by itself."""
+        """Tell whether the script trains something by itself."""
         return bool(self._seen)
 
     def note(self, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -187,7 +187,7 @@ class TorchUnwrapped:
             self._seen[optimizer] = (first, ONCE if step == first else AGAIN)
 
     def leave_alone(self, optimizer: torch.optim.Optimizer) -> None:
-        """The script says that what it trains is each worker's own."""
+        """Note that the script says that what `optimizer` trains is each worker's own."""
         self._local.add(optimizer)
 
     def all_trained(self) -> Iterator[torch.Tensor]:

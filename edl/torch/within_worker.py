@@ -180,10 +180,10 @@ SAMPLED = 8  # elements of each tensor
 
 
 class NamedHolder(Protocol):
-    """Whatever knows of models and optimizers."""
+    """The models and optimizers of a process, as `TorchHeldTensors` uses them."""
 
     def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Parameters and buffers, named."""
+        """Return parameters and buffers, named."""
 
     def buffers(self) -> set[int]:
         """Return which of the tensors are buffers, by `id`."""

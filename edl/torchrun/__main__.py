@@ -95,7 +95,7 @@ class ScriptOfTorchrun:
         framework.wrap(trainer, optimizer, model, None, USUAL)
 
     def _began(self, model: DistributedDataParallel) -> None:
-        """A forward pass in training begins."""
+        """Note that a forward pass in training begins."""
         self.begin_pass()
         if self.loaders.passes is None:
             self.own.begin()
@@ -158,7 +158,7 @@ def _refuse_spawn(*_given: Any, **_named: Any) -> NoReturn:
 
 
 def _accumulated() -> int:
-    """Batches of an update, as the command line says it."""
+    """Return the batches of an update, as the command line says."""
     text = os.environ.get(ACCUMULATE) or "1"
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"{ACCUMULATE}={text}: must be a whole number of at least 1")

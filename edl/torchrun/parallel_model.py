@@ -30,7 +30,7 @@ Began = Callable[["DistributedDataParallel"], object]
 
 
 class DistributedDataParallel(TorchParallel):
-    """The elastic one."""
+    """The elastic stand-in for torch's class."""
 
     began: ClassVar[Began] = staticmethod(lambda _model: None)  # called before each forward pass, outside graphs
     known: ClassVar[list[DistributedDataParallel]] = []

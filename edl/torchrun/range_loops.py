@@ -41,7 +41,7 @@ begun: dict[tuple[CodeType, int], Running] = {}  # the newest by the line that h
 
 
 class ScriptRange(Sequence[int]):
-    """`range`, but that its iterators are noted."""
+    """A `range` whose iterators are noted."""
 
     def __init__(self, *given: Any) -> None:
         made = sys._getframe(1)

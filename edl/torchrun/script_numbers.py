@@ -231,7 +231,6 @@ class ScriptNumbers(Travels):
             self._read |= files
 
     def _is_own(self, kind: type) -> bool:
-        """Tell whether a class is the script's own."""
         module = sys.modules.get(kind.__module__)
         return self._is_of_script(str(getattr(module, "__file__", None) or ""))
 

@@ -101,14 +101,14 @@ class Trains(Protocol):
     """The rest of the script, as its loaders need it."""
 
     def trains(self) -> bool:
-        """Tell whether it has a model that is in training now."""
+        """Tell whether the script has a model that is in training now."""
 
 
 class Script(Trains, Protocol):
     """The rest of the script, as its passes need it."""
 
     def begin_pass(self) -> None:
-        """A pass begins: a checkpoint's state may be about to come."""
+        """Note that a pass begins: a checkpoint's state may be about to come."""
 
     def adds_up(self) -> bool:
         """Tell whether gradients are to be added up where no update was made; else a scaler may have left it out."""
@@ -314,7 +314,7 @@ class ScriptSteps:
         self._updates: int | None = None  # there were as the step began
 
     def begin(self) -> None:
-        """A forward pass in training begins."""
+        """Note that a forward pass in training begins."""
         self.finish()
         if self._updates is None:
             self._updates = framework.updates()
@@ -341,7 +341,6 @@ class LoaderNames:
         return bool(getattr(sampler_of(loader), "shuffle", False))
 
     def has_trained(self, _loader: DataLoader[Any]) -> bool:
-        """Tell whether the script has trained on this loader."""
         return False
 
     def batches_of_epoch(self, batch: int, total: int) -> int:

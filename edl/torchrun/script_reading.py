@@ -101,7 +101,6 @@ class Reading(NamedTuple):
 
 
 def read(files: Sequence[SourceFile]) -> Reading:
-    """Read a script and its own modules."""
     kept = Kept(files)
     found = dict[tuple[str, int, LineKind], ScriptLine]()
     for file in files:
@@ -189,7 +188,6 @@ class Kept:
         return None if held is None else self._sorts.get(held)
 
     def sort(self, file: SourceFile, node: ast.expr) -> Sort | None:  # noqa: PLR0911 - one answer for each form
-        """Return the sort of an expression."""
         if (asked := _asked(node)) is not None or (asked := self.holds(node)) is not None:
             return asked
         if isinstance(node, ast.Call):
@@ -347,7 +345,7 @@ def _scales(operation: ast.operator) -> bool:
 
 
 def _collects(node: ast.AST) -> bool:
-    """Tell whether the function around it calls a collective."""
+    """Tell whether the function around a node calls a collective."""
     return _calls_collective(function_around(node))
 
 

@@ -37,7 +37,7 @@ OUTSIDE: Final = "torchrun_modules"
 
 
 class OutsideModules(Travels):
-    """The tensors in them that have changed; a value that `edl.register` takes."""
+    """The tensors in some modules that have changed; a value that `edl.register` takes."""
 
     replaced = True
 
@@ -78,7 +78,7 @@ class OutsideModules(Travels):
 
 
 def _roots(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """Return those that are in no other."""
+    """Return the modules that are in no other."""
     modules = list(modules)
     inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
     return [module for module in modules if id(module) not in inner and "_modules" in module.__dict__]

@@ -73,7 +73,7 @@ class DaemonLink:
         on_orders: Callable[[Orders], object],
         status: Callable[[], say.TrainerStatus],
     ) -> None:
-        """Keep the settings. `status` returns the trainer's newest status, which each daemon is told."""
+        """`status` returns the trainer's newest status, which each daemon is told."""
         self.worker = worker
         self.trainer = os.getpid()
         self._settings = settings
@@ -113,7 +113,7 @@ class DaemonLink:
         self._started_well()
 
     def _started_well(self) -> None:
-        """From now on its end is noticed by `_on_gone`. Raises as `start` where it has died in between."""
+        """Let `_on_gone` notice the daemon's end from now on. Raises as `start` where it has died in between."""
         with self._news:
             if self._gone and self._gave_up is None:
                 raise self._end_of_daemon()
@@ -156,7 +156,7 @@ class DaemonLink:
 
     @property
     def folder(self) -> Path:
-        """That which both share: private to the user, and in memory where that can be had."""
+        """The folder that trainer and daemon share: private to the user, and in memory where that can be had."""
         return self._folder
 
     @property
@@ -187,12 +187,16 @@ class DaemonLink:
                 return
 
     def _end_of_daemon(self) -> EdlError:
-        """Why it ended: what it said last. One that says nothing was killed, and another one may live."""
+        """Return why the daemon ended: what it said last. A daemon that says nothing was killed, and another one may
+        live.
+        """
         words = self._last_words()
         return ConfigError(words) if words else PeerError(f"edl's daemon was killed, or has crashed; see {self._log}")
 
     def _last_words(self) -> str:
-        """The last line that this daemon wrote; nothing where that is a record of what it did, and no reason to end."""
+        """Return the last line that this daemon wrote; nothing where that is a record of what it did, and no reason to
+        end.
+        """
         written = self._log.read_bytes()[self._log_begin :] if self._log.exists() else b""
         lines = [line for line in written.decode(errors="replace").splitlines() if line.strip()]
         return "" if not lines or RECORD.match(lines[-1]) else lines[-1].removeprefix("edl: ")
@@ -290,7 +294,7 @@ class DaemonLink:
             self._on_orders(message.orders)
 
     def _on_gone(self) -> None:
-        """The daemon died: start another. The ring is not touched, and the training thread need not know."""
+        """Start another daemon, as this one died. The ring is not touched, and the training thread need not know."""
         with self._news:
             self._gone = True
             if self._gave_up is not None:  # another one would hear the same
@@ -302,7 +306,7 @@ class DaemonLink:
         self._replace()
 
     def _replace(self) -> None:
-        """One after the other, on the thread that has seen the first one's end. Bounded (I12)."""
+        """Start one daemon after the other, on the thread that has seen the first one's end. Bounded (I12)."""
         words, started = "", False
         while not (started or self._closed):
             if not self._restarts.allow(time.monotonic()):
@@ -322,7 +326,7 @@ class DaemonLink:
                 return
 
     def _end_daemon(self) -> None:
-        """One that does not answer, and may yet: two must not speak for one trainer."""
+        """Kill a daemon that does not answer, and may yet: two must not speak for one trainer."""
         if self._started is not None and process_start_time(self._pid) == self._started:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
@@ -334,7 +338,7 @@ class DaemonLink:
             self._news.notify_all()
 
     def _stop_script(self) -> None:
-        """After this step. The page has no other writer, now that the daemon is gone."""
+        """Stop the script after this step. The page has no other writer, now that the daemon is gone."""
         self.page.attention_step = 0
 
 

@@ -215,7 +215,6 @@ class DataCalls:
         return self._microbatches(batch, most)
 
     def begin_part(self) -> None:
-        """Begin the newest part of `microbatches` once more: its random numbers, and the statistics of its model."""
         assert self.virtual_steps is not None  # there are parts
         self.virtual_steps.begin_part()
 

@@ -100,8 +100,7 @@ class Apart(Protocol):
         model of this process is not the peer's, or not built yet.
         """
 
-    def raw(self, contents: Sequence[Any]) -> bytes:
-        """Read `contents`."""
+    def raw(self, contents: Sequence[Any]) -> bytes: ...
 
     def put(self, contents: Sequence[Any], raw: memoryview) -> None:
         """Fill contents of the same sizes in the same order with `raw`."""

@@ -108,8 +108,7 @@ class HeldTensors(Protocol):
     def stamp(self) -> object:
         """Return what changes when there may be others: it costs little."""
 
-    def holding(self) -> Holding:
-        """Describe them."""
+    def holding(self) -> Holding: ...
 
     def sample(self) -> str:
         """Return a digest of some of their elements. Any thread, while nothing changes them."""

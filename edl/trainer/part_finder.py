@@ -74,7 +74,6 @@ class PartFinder:
         return self._shell.rehearsals.left > 0
 
     def parts_of_step(self, batch: Any) -> VirtualParts:
-        """Return this worker's parts of the mini-batch being worked on. Raises UsageError."""
         spec = self._machine.status.data
         if spec is None:
             raise UsageError(
@@ -148,7 +147,6 @@ class PartFinder:
         return self._machine.unusual.checking.compute
 
     def trial(self, batch: Any, parts: VirtualParts) -> StepTrial:
-        """Return what is computed again of the mini-batch being worked on. Raises UsageError."""
         if not self._share:
             return UNCHECKED
         lease, rank = self._leases.at(self._step), self._machine.rank

@@ -54,7 +54,6 @@ class StepTrial:
         return [*checked, *(one.virtual for one in contested(self._parts, self._first) if one.third == self._rank)]
 
     def note(self, virtual: int, digest: int, *, own: bool) -> None:
-        """Note what a part has come out as."""
         if virtual in self._of:
             checks = {one.virtual for one in self._parts if one.checker == self._rank}
             role = "own" if own else "again" if virtual in checks else "third"

@@ -94,8 +94,6 @@ class StoredContent(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Registered values, for a checkpoint."""
-
     tree: bytes
     contents: Sequence[StoredContent]
 
@@ -136,7 +134,7 @@ class RegisteredState:
         self._sorts: tuple[Tensors, ...] = (*sorts, Arrays())
 
     def add(self, values: Mapping[str, Any]) -> RegisteredValues:
-        """Register values. Raises UsageError for what cannot travel."""
+        """Raise UsageError for what cannot travel."""
         for name, value in values.items():
             self.check(_call(name), value)
         self.values.update(values)

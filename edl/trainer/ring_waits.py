@@ -20,7 +20,7 @@ class RingWait(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Why that ring is broken, if it was given up here."""
+        """Say why that ring is broken, if it was given up here."""
         if not self.waited_s:
             return ""
         return f"not all members came to {self.what or 'a collective'} in {self.waited_s:g} s (--step-timeout)"

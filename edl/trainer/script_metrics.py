@@ -213,7 +213,6 @@ class ScriptMetrics:
         self._computes = False  # the script's function is called
 
     def evaluate(self, function: Function, source: int | Sized, batch_size: int) -> dict[str, Any]:
-        """Return sums over all samples, each of which one worker computes."""
         batch = positive("batch_size", batch_size, "the samples of one call of the function")
         work = Measuring(self._noted(function), samples_of(source), batch)
         found = self._ends.evaluate(work)

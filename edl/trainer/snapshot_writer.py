@@ -95,7 +95,6 @@ class SnapshotWriter:
         self._stages: StageExchange | None = None  # of several
 
     def join_limbs(self, limb: int, processes: int, stages: StageExchange) -> None:
-        """Note the place of this process among those of its worker."""
         self._limb, self._processes = limb, processes
         self._stages = stages
 
@@ -212,7 +211,6 @@ class SnapshotWriter:
         return _Copying(save, folder, pieces, snapshot.whole, self._hear)
 
     def _laid_out(self, workers: int, *, beside: bool) -> _LaidOut:
-        """Lay out the state for so many workers."""
         from edl.checkpoints.checkpoint_names import registered_tensor
         from edl.checkpoints.manifest import StoredTensor
         from edl.checkpoints.part_files import cut

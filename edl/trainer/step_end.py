@@ -200,7 +200,6 @@ class BatchEnds:
     # -------------------------------------------------------------------------------------------- the parts of an end
 
     def _prepare_step(self) -> None:
-        """Prepare the coming step before the script begins it."""
         self._updates.begin_step()
         try:
             self._rates.tune()
@@ -357,7 +356,6 @@ class BatchEnds:
             self._framework.synchronize_rest(0, only_statistics=True)
 
     def renew_ring(self, error: RingBroken) -> None:
-        """Enter the next ring between two mini-batches: no member has begun the coming one."""
         if self._shell.has_gradients:
             raise JobFailed(f"the ring broke in an evaluation in step {self._machine.step + 1}: {error}") from error
         self._hear_comparison()

@@ -434,7 +434,6 @@ class Trainer:
         return self._extras.add(values)
 
     def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
-        """Return what each worker has found, each unit once; in a rehearsal, one unit's."""
         self.seating.seated("evaluate")
         return self._ends.evaluate(work)
 
@@ -541,7 +540,6 @@ class Trainer:
 
     @property
     def given_up(self) -> bool:
-        """Tell whether the ring is given up: the next one waits for this worker."""
         return self._ends.given_up
 
     @property

@@ -91,8 +91,6 @@ class Differs(Exception):
 
 
 class TensorPart(NamedTuple):
-    """A tensor of a module."""
-
     name: str
     tensor: Any
     is_statistic: bool = False  # what forward passes update by themselves, in each worker for itself (batch norm)
@@ -100,8 +98,6 @@ class TensorPart(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """Destination of contents at the receiver."""
-
     contents: Any
     value: Callable[[], Any]  # what has become of it once they are there
 

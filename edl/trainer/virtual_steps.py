@@ -60,7 +60,7 @@ class Scales:
         self._lost = ""  # since when, and by what, bits are not held
 
     def begin_step(self, conditions: Mapping[str, str] | None = None) -> None:
-        """A step begins, or begins anew, as it was void: then what it has changed is no part of what comes again.
+        """Begin a step, or begin it anew, as it was void: then what it has changed is no part of what comes again.
         `conditions`: of this process now; those of the job are those of its first step.
         """
         if conditions is not None:
@@ -176,7 +176,6 @@ class VirtualParts(NamedTuple):
 
 
 def parts_of(spec: DataSpec, lease: Lease, step: int) -> VirtualParts:
-    """Return this worker's parts of `step`."""
     assert lease.part is not None  # it is of a job with virtual workers
     (first, last, virtual), whole = lease.part, lease.whole(step)
     samples = sum(map(len, whole))

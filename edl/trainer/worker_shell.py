@@ -103,7 +103,7 @@ PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 
 
 class WorkerShell:
-    """The machine of one trainer, and its hands. What is not said to be any thread's is the training thread's."""
+    """The machine of one trainer, and its hands. Methods run on the training thread unless they say otherwise."""
 
     def __init__(
         self, framework: Framework, leases: SharedLeases, extras: RegisteredState, rehearsals: int = 1
@@ -146,7 +146,6 @@ class WorkerShell:
 
     @property
     def is_training_thread(self) -> bool:
-        """The caller is."""
         return threading.get_ident() == self.thread
 
     @property
@@ -156,7 +155,7 @@ class WorkerShell:
 
     @property
     def link(self) -> DaemonLink:
-        """The daemon's end of everything."""
+        """Raise RuntimeError before a daemon was started."""
         if self._link is None:
             raise RuntimeError("no daemon was started yet")
         return self._link
@@ -195,7 +194,7 @@ class WorkerShell:
         self.machine.count = self.count = count
 
     def take_news(self, orders: Orders) -> None:
-        """On the link's thread: what cannot wait for the end of a mini-batch."""
+        """Take orders on the link's thread, as some cannot wait for the end of a mini-batch."""
         self.hear(OrdersHeard(orders))
         if orders.resumable:
             self.interruption.begin(orders.reason)
@@ -208,19 +207,21 @@ class WorkerShell:
         self.machine.introduce(**able, limbs=limbs)
 
     def join_limbs(self, limbs: LimbAgreement, processes: int, exchange: Callable[[int, int], list[int]]) -> None:
-        """Decide as the other processes of this worker. `exchange`: a number with the members of a prepared ring."""
+        """Decide as the other processes of this worker. `exchange` exchanges a number with the members of a prepared
+        ring.
+        """
         self.limbs = limbs
         self.copier.join_limbs(limbs.limb, processes, limbs.stages)
         self._preparer.exchange = exchange
 
     def take_first(self) -> None:
-        """Into the first ring of the job, or into a ring of one to boot in."""
+        """Enter the first ring of the job, or a ring of one to boot in."""
         self._framework.ring.on_trial = lambda: self.machine.on_trial
         self.hear(OrdersRead(None))
 
     def void(self, error: BaseException, *, keep: bool) -> None:
-        """The mini-batch being worked on: its update must not be made. `keep`: the script has come to its gradients, so
-        what it does to registered values from here on counts as little. On the training thread.
+        """Void the mini-batch being worked on: its update must not be made. `keep`: the script has come to its
+        gradients, so what it does to registered values from here on counts as little. On the training thread.
         """
         if keep:
             self.kept.keep_registered()
@@ -228,8 +229,8 @@ class WorkerShell:
         self.hear(Void(self.waits.why(error), wait.what, wait.waited_s))
 
     def hear_why(self, reason: str) -> str:
-        """The script ends by a collective that has failed, and to which not all members had come. Wait for moments for
-        what the leader says of that, which hears where all of them have waited; empty: nothing.
+        """Wait for moments for what the leader says of a failed collective that ends the script, and to which not all
+        members had come; the leader hears where all of them have waited. Return nothing if it says nothing.
         """
         if not self.is_training_thread or self.machine.state in ENDING:
             return ""
@@ -245,8 +246,8 @@ class WorkerShell:
         return ""
 
     def void_beside(self, error: BaseException) -> None:
-        """A collective beside the mini-batches has failed. One that is settled stays what it is: the ring is broken, so
-        the gradients of the next one fail, and void that.
+        """Void the mini-batch, as a collective beside the mini-batches has failed. A settled mini-batch stays what it
+        is: the ring is broken, so the gradients of the next one fail, and void that.
         """
         if self._settled != self.machine.step:
             self.void(error, keep=False)
@@ -285,17 +286,17 @@ class WorkerShell:
             self.vote()
 
     def settle_step(self) -> None:
-        """Its update is made, or on no worker; a void one stays void."""
+        """Note that the mini-batch's update is made, or on no worker; a void mini-batch stays void."""
         if self.machine.void is None:
             self._settled = self.machine.step
 
     def note_reduction(self) -> None:
-        """The mini-batch being worked on has come to its gradients."""
+        """Note that the mini-batch being worked on has come to its gradients."""
         self._reduced = self.machine.step
 
     @property
     def has_gradients(self) -> bool:
-        """The mini-batch being worked on has come to its gradients, or its update."""
+        """Tell whether the mini-batch being worked on has come to its gradients, or its update."""
         return self.machine.step in (self._reduced, self._settled)
 
     def begin_again(self) -> None:
@@ -303,7 +304,7 @@ class WorkerShell:
         self._settled = self._reduced = self._vote = None
 
     def end_batch(self, *, attention: bool) -> None:
-        """A mini-batch that counts. Comes back where the script may train on."""
+        """End a mini-batch that counts. Returns where the script may train on."""
         if not self.machine.model.is_awaited:  # else its change of rings is told once the last portion has come
             self._change.end()
         self._applied = self._framework.applied()  # once the step is counted, a pipeline's thread may weigh the next
@@ -311,22 +312,22 @@ class WorkerShell:
         self.hear(BatchEnded(attention))
 
     def end_uncommitted_batch(self) -> None:
-        """One that was void, unless a peer has applied it; or a rehearsal. Comes back in the next ring."""
+        """End a mini-batch that was void, unless a peer has applied it; or a rehearsal. Returns in the next ring."""
         self._change.begin()
         self.copier.note_no_update()
         self.begin_again()
         self.hear(BatchEnded())
 
     def while_waiting(self) -> None:
-        """Between two looks at something that does not come: is there still a job?"""
+        """Ask whether there is still a job, between two looks at something that does not come."""
         self.hear(StillWaiting(self.link.orders if self.limbs is None else self.limbs.orders(self.link)))
 
     def while_ending(self) -> None:
-        """The same of a process that waits for the end of its job, and the others of its worker do not."""
+        """Do as `while_waiting` in a process that waits for its job's end, while the others of its worker do not."""
         self.hear(StillWaiting(self.link.orders))
 
     def while_pipeline_waits(self) -> None:
-        """The same on a thread that fetches samples, while the training thread waits for them, or trains."""
+        """Do as `while_waiting` on a thread that fetches samples, while the training thread waits or trains."""
         if self.limbs is not None:
             raise UsageError(
                 "a worker of several processes takes its samples on the thread that trains: iterate "
@@ -341,7 +342,7 @@ class WorkerShell:
             raise RingBroken(self.machine.void)
 
     def report(self, figures: dict[str, float]) -> None:
-        """Report the script's own figures to the job. A child of the script's reports none."""
+        """A child of the script's reports nothing."""
         if not self.inherited:
             self.hear(FiguresReported(figures))
 
@@ -350,8 +351,8 @@ class WorkerShell:
     def weigh(self, while_waiting: Callable[[], object]) -> None:
         """Set this worker's weight for the coming step and those like it, once what all train in it is known.
 
-        On a pipeline's thread too, which waits otherwise. What that one finds for a ring that is left meanwhile says
-        nothing of the next one, whose steps are weighed by the thread that trains.
+        A pipeline's thread calls it, too, and waits otherwise. What that thread finds for a ring that is left meanwhile
+        says nothing of the next ring, whose steps are weighed by the thread that trains.
         """
         generation, step = self.machine.generation, self.machine.step + 1
         while not self.leases.covers(step):
@@ -362,14 +363,14 @@ class WorkerShell:
         self.hear(StepCovered(step, generation))
 
     def weigh_if_known(self) -> None:
-        """The same, without waiting: a thread that needs the weight before the data has come waits in `weigh`."""
+        """Do as `weigh` without waiting: a thread that needs the weight before the data has come waits in `weigh`."""
         if self.machine.weight_is_due and self.leases.covers(self.machine.step + 1):
             self.weigh(self.while_waiting)
 
     # --------------------------------------------------------------------------------------------------- the hands
 
     def _carry_out(self, command: Command) -> Input | None:
-        """What came of it, where the machine asks for that: then it was the last of its commands."""
+        """Return what came of a command, where the machine asks for that: then it was the last of its commands."""
         match command:
             case RecordStep():
                 self.audit.committed(command.generation, command.step, self._applied)
@@ -425,7 +426,7 @@ class WorkerShell:
                 self.stand_ins_due = True
 
     def _stands(self, save: Save) -> bool:
-        """Any thread."""
+        """Tell whether the state is still that of the step to be saved. Any thread."""
         machine = self.machine
         if save.limbs:
             return machine.step == save.after_step
@@ -469,42 +470,42 @@ class WorkerShell:
         return StateComes()
 
     def _fetch_portion(self, portion: StatePortion) -> None:
-        """Beside the coming step."""
+        """Fetch a portion beside the coming step."""
         try:
             self.beside.fetch_portion(portion)
         except RingBroken as error:
             self.void(error, keep=False)
 
     def complete_state(self) -> None:
-        """Between two steps all of the model is needed: what is under way beside the coming one comes first."""
+        """Finish what is under way beside the coming step, as between two steps all of the model is needed."""
         self.before_update()
         if not self.beside.idle and self.machine.void is None:
             self.hear(StateNeeded())
             self.await_state()
 
     def measure_state(self) -> None:
-        """Once in each ring, after its first update: how large is what a newcomer gets?"""
+        """Measure how large is what a newcomer gets, once in each ring, after its first update."""
         apart = self._framework.apart
         if apart is not None and self._measured != self.machine.generation:
             self._measured = self.machine.generation
             self.hear(StateMeasured(apart.size() if apart.given() else 0))
 
     def prepare_copies(self) -> None:
-        """Between two mini-batches: what a checkpoint will need is known."""
+        """Prepare between two mini-batches, when it is known what a checkpoint will need."""
         if (place := self._framework.ring.place) is not None:
             self.copier.prepare(place, self.link.folder)
 
     def before_update(self) -> None:
-        """Of a mini-batch that is not void. What goes from here, or comes here, beside it is through, or comes to
-        nothing: then it is void.
+        """Wait until what goes from here, or comes here, beside a mini-batch that is not void is through, or comes to
+        nothing: then the mini-batch is void.
         """
         self.state_changes()
         self.copier.before_update(self.machine.step)
         self.await_state()
 
     def await_state(self) -> None:
-        """The same of a framework whose updates change nothing that is being copied. Any thread, while the script waits
-        for it.
+        """Do as `before_update` for a framework whose updates change nothing that is being copied. Any thread, while
+        the script waits for it.
         """
         beside = self.beside
         if beside.idle or self.machine.void is not None:
@@ -522,13 +523,13 @@ class WorkerShell:
                 self._take_state()
 
     def _take_state(self) -> None:
-        """A state, or a portion, has come beside the mini-batch, which counts."""
+        """Note that a state, or a portion, has come beside the mini-batch, which counts."""
         if self._has_state:
             self._has_state = False
             self.hear(StateCopied())
 
     def end_beside(self) -> None:
-        """The end of a mini-batch, also of one without an update."""
+        """End the transfers beside a mini-batch, as it ends, also one without an update."""
         if self.beside.idle:
             return
         self.before_update()
@@ -562,7 +563,7 @@ class WorkerShell:
             self.extras.synchronize_statistics(self._framework, command.root)
 
     def _set_weight(self, command: SetWeight) -> None:
-        """Unless another thread has carried out a newer one: that of the next ring, say."""
+        """Set the weight, unless another thread has carried out a newer command: that of the next ring, say."""
         with self._weighing:
             if command.number > self._weighed:
                 self._weighed = command.number

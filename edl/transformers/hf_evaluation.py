@@ -61,9 +61,7 @@ class PredictedBatches:
         keeps: bool,
         ask: Ask,
     ) -> None:
-        """Keep the settings. `keeps`: the loop reads the model's main input, too. `ask`: exchanges shares among all
-        workers.
-        """
+        """`keeps`: the loop reads the model's main input, too. `ask`: exchanges shares among all workers."""
         self._batches, self._predict, self._main_input = batches, predict, main_input
         self._accelerator, self._keeps, self._ask = accelerator, keeps, ask
         self._answer: tuple[Any, Any, Any] = (None, None, None)
@@ -74,12 +72,10 @@ class PredictedBatches:
 
     @property
     def dataset(self) -> Any:
-        """Return the dataset that is evaluated."""
         return self._batches.loader.dataset
 
     @property
     def batch_size(self) -> int:
-        """Return the samples of a batch."""
         return self._batches.size
 
     def __len__(self) -> int:

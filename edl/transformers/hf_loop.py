@@ -73,7 +73,6 @@ class TrainerTravels(LoopState):
         self._ending = ending
 
     def read(self) -> dict[str, Any]:
-        """Return the complete state."""
         trainer = self._trainer
         state = {field.name: getattr(trainer.state, field.name) for field in dataclasses.fields(trainer.state)}
         schedule, scaler = trainer.lr_scheduler, getattr(trainer.accelerator, "scaler", None)
@@ -92,7 +91,6 @@ class TrainerTravels(LoopState):
         }
 
     def take(self, found: Mapping[str, Any]) -> None:
-        """Load the state that another worker, or an earlier life, has sent."""
         trainer = self._trainer
         self.ended, self.open_pass = StepEnd(found["ended"]), found["open_pass"]
         self.epoch, self.epochs_done = found["epoch"], found["epochs_done"]
@@ -127,7 +125,6 @@ class TrainerSteps(LoopSteps):
         self._coming: Parts | LoadedParts | None = None
 
     def begin_epoch(self) -> None:
-        """Begin an epoch of the Trainer."""
         self._coming, self.travels.open_pass = None, None
         self._iterator = iter(self._loader)
 

@@ -49,7 +49,6 @@ class ElasticArguments:
 
     @property
     def local_process_index(self) -> int:
-        """Return the rank among the workers of the same host."""
         return seat.local_rank()
 
     @property
@@ -164,7 +163,6 @@ class EdlTrainerMixin:
         return prepared
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        """Return the Trainer's values."""
         # The number of epochs that `max_steps` updates take changes with the number of workers: it must not end the
         # loop.
         epochs, *rest = super().set_initial_training_values(args, dataloader)  # type: ignore[misc]
@@ -421,7 +419,7 @@ def _goes_by_metrics(schedule: Any) -> bool:
 
 
 def _check(given: Any) -> None:
-    """Raises UsageError for arguments that an elastic job cannot serve."""
+    """Raise UsageError for arguments that an elastic job cannot serve."""
     refused = {
         "deepspeed": (given.deepspeed, "edl is data-parallel only: leave it away"),
         "fsdp": (given.fsdp, "edl is data-parallel only: leave it away"),

@@ -42,7 +42,8 @@ class SimFaults:
             case SimFault.SCALE:
                 self.job.requests.ask(self.job.random.randint(1, 4))
             case SimFault.AWAY:
-                self.job.calm_at = self.job.node.away_until = self.job.now + AWAY_S * self.job.random.random()
+                self.job.node.was_away_s = AWAY_S * self.job.random.random()
+                self.job.calm_at = self.job.node.away_until = self.job.now + self.job.node.was_away_s
             case _:
                 pass
 

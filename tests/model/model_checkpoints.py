@@ -22,7 +22,7 @@ from tests.model.model_worker import SimWorker
 from tests.model.models import Model
 
 if TYPE_CHECKING:
-    from tests.model.model_leader import SimLeader
+    from tests.model.model_leader import LeaderInJob
     from tests.model.simulation import SimJob
 
 STORE_S: Final = 0.02  # usually at most, for a part
@@ -171,7 +171,7 @@ class Savings:
 
     # ------------------------------------------------------------------------------------------ the leader's shell
 
-    def publish(self, leader: SimLeader, record: Record) -> None:
+    def publish(self, leader: LeaderInJob, record: Record) -> None:
         """Write the manifest, beside all else. If the leader dies, it may be written or not."""
         assert record.checkpoints.saving is not None
         if leader.term == self.job.term and self.job.durable is not record:
@@ -184,7 +184,7 @@ class Savings:
             PUBLISH_S * self._random.random(), self._published, leader, record.checkpoints.saving, fails, lost
         )
 
-    def _published(self, leader: SimLeader, saving: Saving, fails: bool, lost: bool) -> None:
+    def _published(self, leader: LeaderInJob, saving: Saving, fails: bool, lost: bool) -> None:
         if not leader.alive and self._random.random() < 0.5:
             return
         if not fails:

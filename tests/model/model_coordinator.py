@@ -36,7 +36,7 @@ class RecordNode:
         self.has_secret = True
         self.lost = LOST
         self.unanswered = 0  # calls: after each the leader takes over anew, and excuses the newest ring
-        self.away_until = 0.0
+        self.away_until = self.was_away_s = 0.0
         self._job = job
         self._fates = random.Random(f"answers {seed}")
 

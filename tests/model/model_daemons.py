@@ -87,7 +87,7 @@ class SimDaemons:
         if taken and not worker.admitted:
             worker.admitted = True
             self.stir(worker)
-            self.job.after(self.job.delay(), self._hear, worker, self.job.leader.book)
+            self.hear_from_leader(worker)
         elif not taken and not worker.admitted:
             self.job.shells.fail(worker, "was refused")
 
@@ -153,20 +153,28 @@ class SimDaemons:
         for worker in self._listeners():
             held = 0.0 if pressing else self.job.lead_times.hold_s * self.job.random.random()
             late = max(held, worker.deaf_until - self.job.now)
-            self.job.after(late + self.job.delay(), self._hear, worker, book)
+            self.job.after(late + self.job.delay(), self.hear, worker, book)
             if self.job.random.random() < 0.03:
-                self.job.after(late + self.job.delay() + LATE_S, self._hear, worker, book)
+                self.job.after(late + self.job.delay() + LATE_S, self.hear, worker, book)
 
     def repeat(self, book: OrderBook) -> None:
         """A leader that is none any more goes on answering for a while."""
         for worker in self._listeners():
-            self.job.after(self.job.random.random() * LATE_S, self._hear, worker, book)
+            self.job.after(self.job.random.random() * LATE_S, self.hear, worker, book)
+
+    def hear_from_leader(self, worker: SimWorker) -> None:
+        """Let a daemon that has just been admitted hear the present leader's orders."""
+        self.job.after(self.job.delay(), self.hear, worker, self.job.leader.book)
 
     def _listeners(self) -> list[SimWorker]:
-        listening = (one for one in self.job.workers.values() if one.daemon and one.admitted)
-        return [worker for worker in listening if worker.doing is not TrainerState.OVER or worker.left]
+        return [worker for worker in self.job.workers.values() if self.listens(worker)]
 
-    def _hear(self, worker: SimWorker, book: OrderBook) -> None:
+    def listens(self, worker: SimWorker) -> bool:
+        if not worker.daemon or not worker.admitted:
+            return False
+        return worker.doing is not TrainerState.OVER or bool(worker.left)
+
+    def hear(self, worker: SimWorker, book: OrderBook) -> None:
         orders = book.orders(worker.id)
         if worker.left and worker.daemon and are_newer(orders, worker.orders):
             worker.orders = orders

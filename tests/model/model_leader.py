@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edl.core.job.commit import (
     BatchDecided,
@@ -28,6 +28,7 @@ from edl.core.job.commit import (
 )
 from edl.core.job.deadlines import END_OF_TIME
 from edl.core.job.leader_inputs import Input, NotListening, TimePassed
+from edl.core.job.leader_machine import JobMachine
 from edl.core.job.orders import OrderBook
 from edl.errors import Fenced, StoreUnavailable
 from edl.protocol.leader_messages import Rejected
@@ -41,6 +42,23 @@ KNOCK_S = 0.02
 AGAIN_S = 0.1  # from a call that got no answer to the next term
 LOOK_EACH = 8  # of so many writes, the job's status is asked for during one
 Asker = Callable[[bool], None]  # told whether what was asked was taken, once that is durable
+
+
+class LeaderInJob(Protocol):
+    """One term of a leader, as the checks of a simulated job see it."""
+
+    term: int
+    alive: bool
+    at_rest: bool
+    unanswered: list[Asker]
+
+    @property
+    def machine(self) -> JobMachine: ...
+
+    @property
+    def writing(self) -> Writing[Any]: ...
+
+    def receive(self, happened: Input, answer: Asker | None = None) -> None: ...
 
 
 class SimLeader:

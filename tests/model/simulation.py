@@ -78,6 +78,7 @@ class SimJob:
     late = LATE  # 0.0: no message is late
     shells_class = SimShells  # another one sees, and may disturb, what trainers do
     daemons_class = SimDaemons  # likewise what their daemons do
+    leader_class = SimLeader  # what one term of a leader is
     launcher_class = SimLauncher  # what starts workers does
     faults_class = SimFaults  # and what faults do
 
@@ -154,7 +155,7 @@ class SimJob:
         self._waiting: dict[Moment, list[Planned]] = {}
         self._counts: Counter[Moment] = Counter()
         self.calm_at = 0.0  # when the last fault struck
-        self.leader = SimLeader(self, self.term)
+        self.leader = self.leader_class(self, self.term)
         self.launcher.begin(workers)
 
     # ---------------------------------------------------------------------------------------------------- outside
@@ -292,7 +293,7 @@ class SimJob:
             self.after(self.node.away_until - self.now + LATE_S * self.random.random(), self.elect, old)
             return
         self.term += 1
-        self.leader = SimLeader(self, self.term)
+        self.leader = self.leader_class(self, self.term)
         self.leader.receive(TookOver(self.daemons.roll))
         self.daemons.find_leader()
 

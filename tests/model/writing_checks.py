@@ -12,7 +12,7 @@ from edl.core.job.orders import OrderBook
 from edl.protocol.record import OVER
 
 if TYPE_CHECKING:
-    from tests.model.model_leader import SimLeader
+    from tests.model.model_leader import LeaderInJob
     from tests.model.simulation import SimJob
 
 
@@ -34,7 +34,7 @@ class WritingChecks:
                 self._job.checks.violated("events", f"{tell.fact.kind} was written twice")
             self._written[id(tell)] = tell
 
-    def published(self, leader: SimLeader, book: OrderBook) -> None:
+    def published(self, leader: LeaderInJob, book: OrderBook) -> None:
         """Check the record that all callers hear of from now on."""
         if book.record is not leader.machine.record:
             now = leader.machine.record.version
@@ -43,11 +43,11 @@ class WritingChecks:
             self._job.checks.violated("secret", "the job's end is told, and its secret still lies in the coordinator")
         self._is_durable(leader)
 
-    def answered(self, leader: SimLeader) -> None:
+    def answered(self, leader: LeaderInJob) -> None:
         """The caller hears that it was taken, or why it was not."""
         self._is_durable(leader)
 
-    def asked_for_status(self, leader: SimLeader) -> None:
+    def asked_for_status(self, leader: LeaderInJob) -> None:
         """Check the status that a caller gets while a write is under way."""
         durable = leader.writing.record
         shown = status_of(leader.machine, leader.term, "", {}, durable=durable)
@@ -67,7 +67,7 @@ class WritingChecks:
         if worker not in here | set(record.past):
             self._job.checks.violated("I9", f"{worker} is told that it is a member, and is not on record")
 
-    def done(self, leader: SimLeader) -> None:
+    def done(self, leader: LeaderInJob) -> None:
         """A leader has done what its machine said."""
         if leader.unanswered and leader.writing.state is WritingState.IDLE:
             self._job.checks.violated("I12", f"{len(leader.unanswered)} have asked, and wait for an answer for ever")
@@ -80,7 +80,7 @@ class WritingChecks:
         if leader.at_rest and (leader.writing.state is not WritingState.IDLE or not leader.machine.at_rest):
             self._job.checks.violated("rest", "a leader has decided something, and says that no caller waits for it")
 
-    def _is_durable(self, leader: SimLeader) -> None:
+    def _is_durable(self, leader: LeaderInJob) -> None:
         if leader.term != self._job.term:  # what it had decided may be overwritten by now
             return
         decided, durable = leader.machine.record, self._job.durable

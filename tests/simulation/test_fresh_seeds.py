@@ -14,12 +14,13 @@ import time
 import pytest
 
 from benchmarks.simulation import play
+from tests.model import SimJob
+from tests.model.leader_shells import ShellJob
 
 FRESH_S = float(os.environ.get("EDL_FRESH_S", "0"))
 FIRST = secrets.randbelow(10**9)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(FRESH_S <= 0, reason="EDL_FRESH_S says for how many seconds fresh seeds are played")
 @pytest.mark.timeout(FRESH_S + 120)
 def test_no_invariant_breaks_in_jobs_that_were_never_played(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,6 +28,7 @@ def test_no_invariant_breaks_in_jobs_that_were_never_played(capsys: pytest.Captu
     with capsys.disabled():
         sys.stdout.write(f"\nfresh seeds from {FIRST}, for {FRESH_S:g} s\n")
     while time.monotonic() < until:
-        for broken, story in play(range(seed, seed + 1)).failures:
-            pytest.fail(f"python -m benchmarks.simulation --first {broken} --seeds 1\n{story}", pytrace=False)
+        job_class, flag = (ShellJob, " --shells") if seed % 2 else (SimJob, "")
+        for broken, story in play(range(seed, seed + 1), job_class=job_class).failures:
+            pytest.fail(f"python -m benchmarks.simulation --first {broken} --seeds 1{flag}\n{story}", pytrace=False)
         seed += 1

@@ -41,7 +41,7 @@ class Slots(msgspec.Struct, frozen=True):
 
 
 class _Plan(msgspec.Struct):
-    """The result of planning: the present workers of admitted jobs, their shares, and whether all end in time."""
+    """`now`: the present workers of admitted jobs."""
 
     now: dict[str, int]
     shares: dict[str, int]  # the satisfactory share planned with; 0: no share ends in time

@@ -15,8 +15,6 @@ from edl.errors import ConfigError, did_you_mean
 
 
 class Known(msgspec.Struct, frozen=True):
-    """The place of a policy, and the figures that it needs."""
-
     module: str  # within this package
     name: str  # of its class: a frozen struct whose fields are its parameters, each with a default
     sees_left: bool = False  # it is told how much work is left: an oracle, unless the jobs' owners tell it

@@ -35,8 +35,6 @@ NEAR = 1e-6  # a service this close to a limit has crossed it
 
 
 class Queues(NamedTuple):
-    """The limits by which jobs change their queues."""
-
     limits: Sequence[float]
     promote: float
     passed_s: float = AGES  # seconds after which a job that waits in the first queue is urgent, at the latest
@@ -98,7 +96,6 @@ def check(limits: Sequence[float], promote: float) -> None:
 
 
 def noted(job: JobView, queues: Queues, now: float) -> Notes:
-    """Return the job's notes, updated for the time that it has run or waited since."""
     # The notes of a job that only waits on stay the same.
     if not job.workers and now + NEAR < job.notes.get("due", now):
         return job.notes
@@ -256,7 +253,6 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
         return _fitting(ranked, wanted, devices)
 
     def _wanted(self, job: JobView) -> int:
-        """Return the workers that a job claims."""
         # A running job with fewer workers than it asked for pushes no other job out to have them: idle devices are for
         # that.
         return min(job.request, max(job.workers, self.smallest(job))) if job.running else job.request

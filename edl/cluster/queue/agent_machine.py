@@ -25,7 +25,7 @@ KILL_EVERY_S: Final = 2.0  # a process that is told to die may fork meanwhile
 
 @dataclass(frozen=True, slots=True)
 class OrdersCame:
-    """The complete orders of the agent, in place of those before."""
+    """The orders are complete: they replace those before."""
 
     orders: tuple[WorkerOrder, ...]
 
@@ -110,8 +110,6 @@ class _Kept:
 
 
 class AgentMachine:
-    """The rules of one node's agent."""
-
     def __init__(self) -> None:
         self._workers: dict[str, _Kept] = {}
         self._orders: dict[str, WorkerOrder] = {}

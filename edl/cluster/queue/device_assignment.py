@@ -52,7 +52,7 @@ def yielded(cluster: ClusterView, allotments: Mapping[str, Allotment]) -> dict[s
 
 
 class Shares:
-    """The workers of each job while they are redistributed, counted by their devices."""
+    """Workers are counted by their devices."""
 
     def __init__(self, cluster: ClusterView, allotments: Mapping[str, Allotment]) -> None:
         self.allotments = {name: one for name, one in allotments.items() if one.workers}
@@ -288,7 +288,7 @@ def _batch(state: QueueState, job: JobEntry, allotted: Allotment, now: float) ->
 
 
 def seat(state: QueueState, now: float) -> None:
-    """Give devices to jobs, as far as they are free by now."""
+    """Give devices to jobs as far as they are free by now, higher priorities first."""
     free = _free(state, now)
     for name in sorted(
         state.desired, key=lambda name: (-state.jobs[name].asked.priority, state.jobs[name].since_phase)
@@ -384,7 +384,6 @@ def _change(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevic
 
 
 def _move(state: QueueState, job: JobEntry, free: FreeDevices, now: float) -> None:
-    """Make the next step of a migration."""
     # A step waits until all earlier workers train: then no leaver is missed, and no newcomer is refused.
     if not queue_migration.is_settled(state, job):
         return

@@ -39,8 +39,6 @@ class Domain(StrEnum):
 
 
 class EndEvidence(msgspec.Struct, frozen=True):
-    """The evidence of how a worker ended."""
-
     code: int | None = None  # its exit status, -n where signal n has ended it; None: no agent has seen it end
     tail: str = ""  # its last output
     starved: bool = False  # the machine has killed a process for want of memory meanwhile
@@ -61,8 +59,6 @@ class EndEvidence(msgspec.Struct, frozen=True):
 
 
 class EndCause(msgspec.Struct, frozen=True):
-    """The cause of one worker's end."""
-
     code: str  # a word that programs may match
     domain: Domain
     retry: bool  # another try may end otherwise
@@ -249,7 +245,6 @@ def signal_name(number: int) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """Return an exit status in words."""
     return f"exited with code {code}" if code >= 0 else f"was killed by {signal_name(-code)}"
 
 
@@ -258,8 +253,6 @@ NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|(?<![0-9])(?<!^code )[0-9]+")  # not
 
 
 class RetryRules(msgspec.Struct, frozen=True):
-    """Retry rules for all jobs of a cluster."""
-
     tries: int = 3  # failures without progress in between
     spare: int = 10  # the same for failures that the machines are to blame for
     progress: int = 10  # steps after which the budget is full again
@@ -268,8 +261,6 @@ class RetryRules(msgspec.Struct, frozen=True):
 
 
 class FailureKept(msgspec.Struct, frozen=True):
-    """A failure that was counted."""
-
     code: str
     root: str
     step: int
@@ -284,8 +275,6 @@ class FailureKept(msgspec.Struct, frozen=True):
 
 
 class Denial(Enum):
-    """The reason for which a job is not tried again."""
-
     HOPELESS = "another try would end alike"
     REPEATED = "the same fault came again without progress in between"
     SPENT = "the budget is used up"

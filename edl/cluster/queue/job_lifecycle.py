@@ -101,7 +101,6 @@ def _count_boot(seen: SeenJob, job: JobEntry, now: float) -> None:
 
 
 def _came_on(state: QueueState, job: JobEntry, step: int, now: float) -> JobEntry:
-    """Record the progress of a job."""
     # The step is made durable when the retry budget depends on it, and every few seconds: not at each look.
     rules = state.rules.retries
     last = job.strikes[-1] if job.strikes else None
@@ -291,15 +290,13 @@ def _failed(state: QueueState, job: JobEntry, cause: EndCause, now: float) -> No
 
 
 class JobVerdict(msgspec.Struct, frozen=True):
-    """The verdict about a failure."""
-
     again: bool
     words: str
     job: JobEntry  # the entry with the strike added
 
 
 def judge(job: JobEntry, cause: EndCause, number: int, now: float, rules: RetryRules) -> JobVerdict:
-    """Judge a failure of worker `number` at the job's newest step."""
+    """Judge a failure at the job's newest step; `number` is that of the worker."""
     step, last = job.step, job.strikes[-1] if job.strikes else None
     said = f"{cause.words}: {cause.root}" if cause.root else cause.words
     if last is not None and (last.life, last.step) == (job.life, step) and number <= last.made:

@@ -24,8 +24,6 @@ FINISHED: Final = JobPhase.FINISHED.value
 
 
 class ShownWorker(msgspec.Struct, frozen=True):
-    """A worker and its devices."""
-
     id: str
     node: str
     device: int
@@ -140,14 +138,14 @@ def left_out_by(story: Iterable[QueueEvent]) -> dict[str, tuple[float, str]]:
 
 
 def outlined(job: JobShown) -> JobShown:
-    """Reduce a job for users whose job it is not: its existence and its devices, but not what it runs."""
+    """Show other users that the job exists and what devices it has, but not what it runs."""
     return msgspec.structs.replace(
         job, reason="", cause=None, command=(), folder="", checkpoint="", events=(), used_s={}
     )
 
 
 def brief(job: JobShown) -> JobShown:
-    """Reduce a job for a list: without its history."""
+    """Leave out a job's history, for a list."""
     return msgspec.structs.replace(job, events=(), held=())
 
 
@@ -158,8 +156,6 @@ COLUMNS = (
 
 
 class JobAccount(msgspec.Struct, frozen=True):
-    """The account of one job."""
-
     job: str
     user: str
     state: str
@@ -178,8 +174,6 @@ class JobAccount(msgspec.Struct, frozen=True):
 
 
 class UserAccount(msgspec.Struct, frozen=True):
-    """The account of all jobs of one user."""
-
     user: str
     jobs: int
     device_s: float
@@ -195,7 +189,6 @@ class Accounts(msgspec.Struct, frozen=True):
 
 
 def accounts_of(jobs: Iterable[JobEntry], now: float) -> Accounts:
-    """Sum up the accounts until `now`."""
     found = tuple(map(_of, (job if job.over and not job.workers else counted(job, now) for job in jobs)))
     names = sorted({job.user for job in found})
     return Accounts(found, tuple(_user(name, [job for job in found if job.user == name]) for name in names))
@@ -212,7 +205,7 @@ def row(job: JobAccount) -> tuple[object, ...]:
 
 
 def as_csv(found: Accounts) -> str:
-    """Format the accounts as CSV, with a line for each job."""
+    """Write a line for each job."""
     writer = csv.writer(text := io.StringIO())
     writer.writerow(COLUMNS)
     writer.writerows(map(row, found.jobs))

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class LiveSpeeds(Protocol):
-    """The speeds of all jobs of a queue."""
-
     def hear(self, job: JobEntry, look: JobLook) -> None: ...
 
     def forget(self, job: str) -> None: ...
@@ -41,8 +39,6 @@ class UnknownSpeeds:
 
 
 class FittedSpeeds:
-    """The speeds that the analyzer fits to jobs' reports."""
-
     def __init__(self, analyzer: Analyzer) -> None:
         self._analyzer = analyzer
         self._known: dict[str, int] = {}  # the batch that each job was written for

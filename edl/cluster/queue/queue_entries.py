@@ -23,8 +23,6 @@ from edl.errors import InvalidTransition
 
 
 class JobPhase(StrEnum):
-    """The phase of a job of the cluster."""
-
     QUEUED = "queued"  # it waits for devices
     STARTING = "starting"  # it has devices, and has not begun to train
     RUNNING = "running"  # it trains with the workers that it is to have
@@ -38,8 +36,6 @@ class JobPhase(StrEnum):
 
 
 class PhaseChange(StrEnum):
-    """The events that lead from one phase to the next."""
-
     PLACED = "devices are its own"
     PLACED_AGAIN = "devices are its own once more"
     TRAINS = "it trains"
@@ -92,8 +88,6 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """A job as its owner submitted it."""
-
     name: JobName
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     folder: str  # working directory
@@ -117,8 +111,6 @@ class Submission(msgspec.Struct, frozen=True):
 
 
 class WorkerWish(StrEnum):
-    """The order for a worker."""
-
     RUN = "run"
     LEAVE = "leave"  # after the next switch of its job
     DIE = "die"
@@ -163,7 +155,7 @@ class WorkerExit(msgspec.Struct, frozen=True):
 
 
 class QueueEvent(msgspec.Struct, frozen=True):
-    """An event of a job, or of the cluster (job empty)."""
+    """`job`: empty for an event of the cluster."""
 
     ts: float
     kind: str
@@ -245,8 +237,6 @@ class JobEntry(msgspec.Struct, frozen=True):
 
 
 class WorkerOrder(msgspec.Struct, frozen=True):
-    """An agent's order for one worker."""
-
     id: str
     job: str
     device: int

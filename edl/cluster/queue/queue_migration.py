@@ -154,7 +154,7 @@ FEWER_NODES = "it fits on fewer nodes"
 
 
 class MigrationView(msgspec.Struct, frozen=True):
-    """The rest of the cluster. `room`: devices that no job has or is to have, on nodes that take workers."""
+    """`room`: devices that no job has or is to have, on nodes that take workers."""
 
     room: Mapping[str, int]
     left_out: frozenset[str] = frozenset()
@@ -168,7 +168,7 @@ class MigrationView(msgspec.Struct, frozen=True):
 
 
 class JobMove(msgspec.Struct, frozen=True):
-    """The target of one job's migration. `stops`: the job cannot be moved while it trains."""
+    """`stops`: the job cannot be moved while it trains."""
 
     job: JobEntry
     target: Placement

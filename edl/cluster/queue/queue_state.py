@@ -193,7 +193,7 @@ class QueueState:
         return seen.over_since + (self.rules.fail_s if seen.look.state == "failed" else self.rules.end_s)
 
     def concerns_others(self, user: str) -> bool:
-        """Tell whether any other user has a job, where one is named."""
+        """Return True if `user` is named and another user has a job."""
         return bool(user) and any(self.jobs[name].asked.user != user for name in self.live)
 
     def ask(self, job: JobEntry, what: str, act: Act) -> None:
@@ -249,8 +249,6 @@ def wasted(job: JobEntry, steps: int, step_s: float) -> JobEntry:
 
 
 class ObservedPace(msgspec.Struct, frozen=True):
-    """The progress of a live job, as far as a `JobView` shows it."""
-
     left: float | None = None  # work
     left_s: float | None = None
     boot_s: float = 0.0

@@ -15,8 +15,6 @@ from edl.protocol.record import FailedBy
 
 
 class ClusterRules(msgspec.Struct, frozen=True):
-    """Bounds and times of the scheduler."""
-
     retries: RetryRules = RetryRules()
     decide_s: float = 1.0  # least time from one decision to the next
     look_s: float = 15.0  # longest time between decisions while a job runs
@@ -120,8 +118,6 @@ class LifeReady:
 
 @dataclass(frozen=True, slots=True)
 class LifeRefused:
-    """A life cannot begin."""
-
     job: str
     life: int
     reason: str
@@ -218,8 +214,8 @@ Act = BeginLife | SendAway | ChangeBatch | LookOnce
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The result of a batch of inputs. `changed` and `told` are durable before any of `acts` is carried out (I9). An
-    act may be carried out twice, by two schedulers one after the other: each is harmless then.
+    """`changed` and `told` are durable before any of `acts` is carried out (I9). An act may be carried out twice, by
+    two schedulers one after the other: each is harmless then.
     """
 
     changed: dict[str, JobEntry] = field(default_factory=dict)

@@ -39,7 +39,7 @@ from edl.cluster.views import ClusterPolicy
 
 
 class SchedulerMachine:
-    """The machine of one reign, from the election of a scheduler to its end."""
+    """One machine serves one reign, from the election of a scheduler to its end."""
 
     def __init__(
         self, policy: ClusterPolicy, speeds: LiveSpeeds, rules: ClusterRules, jobs: Iterable[JobEntry]
@@ -73,7 +73,7 @@ class SchedulerMachine:
         return not any(self._state.jobs[name].workers for name in self._state.live)
 
     def handle(self, inputs: Sequence[QueueInput], wall: float, counted: float | None = None) -> Resolved:
-        """Handle inputs. `wall` is the wall clock, `counted` a monotonic clock. `look_again` is by the wall clock."""
+        """`wall` is the wall clock, `counted` a monotonic clock. `look_again` is by the wall clock."""
         state = self._state
         now = self._time.advance(wall, counted, math.inf if self.empty else state.rules.unseen_s)
         if state.began == -math.inf:
@@ -96,14 +96,12 @@ class SchedulerMachine:
         return Resolved(dict(state.changed), tuple(state.told), tuple(state.acts), again)
 
     def _look_after(self, now: float) -> None:
-        """Advance the jobs that hold devices."""
         # Jobs that only wait are skipped: there may be very many.
         state = self._state
         for name in sorted(name for name in state.live if _holds(state.jobs[name])):
             job_lifecycle.look_after(state, state.jobs[name], now)
 
     def forget(self, name: str) -> None:
-        """Forget a job that is over."""
         assert name not in self._state.live
         del self._state.jobs[name]
         self._state.desired.pop(name, None)

@@ -38,7 +38,7 @@ Samples = Annotated[int, msgspec.Meta(ge=1, le=999_999_999)]
 
 
 class JobWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request to run a job. A field left out has the default of `edl submit`."""
+    """A field left out has the default of `edl submit`."""
 
     name: JobName
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=10_000)]
@@ -141,7 +141,7 @@ LONGEST_TOKEN = 256
 
 
 class TokenHolder(msgspec.Struct, frozen=True):
-    """The holder of the token that came with a request. `user` empty: the owner of the cluster."""
+    """`user` empty: the owner of the cluster."""
 
     user: str = ""
 
@@ -158,7 +158,6 @@ class TokenHolder(msgspec.Struct, frozen=True):
 
 
 def digest(token: str) -> str:
-    """Return the form in which a token is stored."""
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -205,8 +204,6 @@ class QueueFull(UsageError):
 
 
 class QueueAccount:
-    """Add up what each user's jobs take of the queue."""
-
     def __init__(self, held: Iterable[tuple[str, QueueShare]] = ()) -> None:
         self._users: dict[str, QueueShare] = {}
         for user, share in held:

@@ -163,7 +163,7 @@ def lost(driver: DriverCount | None, member: Identity) -> DriverCount | None:
 
 
 def wished(driver: DriverCount | None) -> DriverCount | None:
-    """Tell whether a size was asked for, which the driver may come to or not."""
+    """Note that a size was asked for, which the driver may come to or not."""
     return None if driver is None else replace(driver, wished=True)
 
 

@@ -19,8 +19,6 @@ FREED: Final = "horovodrun has freed its slot"
 
 
 class HorovodrunDriver:
-    """An elastic horovodrun that starts a job's workers, during one term."""
-
     def __init__(self, working: WorkingState, sizing: TargetSize) -> None:
         self._working = working
         self._sizing = sizing

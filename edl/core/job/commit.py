@@ -118,8 +118,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgotten:
-    """The job's secret is gone."""
+class Forgotten: ...
 
 
 Outcome = Written | Forgotten
@@ -142,10 +141,8 @@ ALLOWED: dict[WritingState, type] = {
 
 
 class Writing(Generic[A]):
-    """Hold one leader's writes during one term."""
-
     def __init__(self, record: Record, version: int, term: int) -> None:
-        """`record` as it was found in the coordinator, in a node of that `version`."""
+        """`record` was found in the coordinator, in a node of that `version`."""
         self.record = record  # as it stands in the coordinator
         self.state = WritingState.IDLE
         self.book: OrderBook | None = None  # what was published last
@@ -156,8 +153,15 @@ class Writing(Generic[A]):
         self._forgotten = False
         self._at_rest = False
 
+    @property
+    def commit(self) -> Commit | None:
+        """The write whose outcome is not known yet."""
+        if self.state is not WritingState.WRITING or self._decided is None:
+            return None
+        return Commit(self._decided.record, self._decided.told, self._version)
+
     def handle(self, happened: Happened[A]) -> list[Instruction[A]]:
-        """Return what is to be carried out, in that order; the coordinator has at most one command among it."""
+        """Return what is to be carried out, in that order, with at most one command for the coordinator."""
         if not isinstance(happened, ALLOWED[self.state]):
             raise InvalidTransition(self.state, happened)
         match happened:
@@ -182,7 +186,6 @@ class Writing(Generic[A]):
         return [*self._unrest(), Commit(decided.record, decided.told, self._version)]
 
     def _on_kept(self) -> list[Instruction[A]]:
-        """Return what follows once the decision is on record."""
         if self.record.state in OVER and not self._forgotten:
             self.state = WritingState.FORGETTING
             return [ForgetSecret()]

@@ -41,7 +41,7 @@ def doing_of(record: Record) -> Doing:
 
 
 def advanced(tally: Tally, wall: float) -> Tally:
-    """Advance the tally to `wall`. A clock that goes back, as another host's may, counts nothing."""
+    """Count nothing where the clock goes back, as another host's may."""
     if not tally.at or wall <= tally.at:
         return tally
     span = wall - tally.at

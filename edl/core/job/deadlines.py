@@ -83,10 +83,8 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A worker that is awaited: for what, and until when.
-
-    `seen`: the newest ring it was seen at, whether it has told that this one has failed, and what it has found of a
-    stream if it is awaited for that. One that goes on does not hang.
+    """`seen` is the newest ring that the worker was seen at, whether it has told that this ring has failed, and what it
+    has found of a stream if it is awaited for that. A worker that goes on does not hang.
     """
 
     worker: str
@@ -119,7 +117,7 @@ class Awaited:
 
 
 class Waits:
-    """Waits for workers, by kind. They are not on record: a new leader begins to wait anew."""
+    """Waits are not on record: a new leader begins to wait anew."""
 
     def __init__(self, deadlines: Deadlines) -> None:
         self.deadlines = deadlines
@@ -128,9 +126,8 @@ class Waits:
         self._waits: dict[str, Awaited] = {}
 
     def pass_time(self, now: float) -> None:
-        """Called before each input. A leader that was away, say because nothing could be written, heard no worker.
-
-        So it judges none by that time (I11): what came meanwhile is only about to be taken.
+        """Call before each input. A leader that was away, say because nothing could be written, heard no worker, so it
+        judges none by that time (I11): what came meanwhile is only about to be taken.
         """
         away_s, self._now = now - self._now, now
         if self._waits and away_s > self.deadlines.away_s:
@@ -148,7 +145,7 @@ class Waits:
         saving: bool = False,
         reading: Iterable[str] = (),
     ) -> None:
-        """See which workers are awaited now; one that still is for the same thing has been all along.
+        """Count a worker that is still awaited for the same thing as awaited all along.
 
         `last_step`: there are no samples beyond it as yet. `saving`: all may be at the end of their scripts, for which
         they have a time of their own. `reading`: members that have yet to find samples of a stream for the next step.

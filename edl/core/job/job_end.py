@@ -45,7 +45,7 @@ def disagreement(record: Record, seen: Observations) -> str:
 
 
 class JobEnd:
-    """End of one job. `others_s`: time for workers at their last save when another has failed at its own."""
+    """`others_s` is the time for workers at their last save when another has failed at its own."""
 
     def __init__(self, working: WorkingState, others_s: float) -> None:
         self._working = working
@@ -68,10 +68,8 @@ class JobEnd:
             working.change(finals=finals, pressing=False)
 
     def follow(self) -> None:
-        """End the job when it is time.
-
-        Scripts that end with samples still in their hands broke off by their own will: a number of steps is reached, a
-        loss is low enough. Those that ended for want of samples, while a lost worker's are left, did not (I6).
+        """Scripts that end with samples still in their hands broke off by their own will: a number of steps is reached,
+        a loss is low enough. Those that ended for want of samples, while a lost worker's are left, did not (I6).
         """
         working, record = self._working, self._working.record
         if self._others_will_tell() and not self._is_up():

@@ -78,9 +78,9 @@ class LeadTimes:
     def switch_step(
         self, newest_step: int, age_s: float, step_time_s: float, words: int = 1, took_s: float = 0.0
     ) -> int:
-        """A step that no worker has committed when the word arrives; `newest_step` was reported `age_s` ago.
+        """Return a step that no worker has committed when the word arrives; `newest_step` was reported `age_s` ago.
 
-        `words`: how many follow each other before that. `took_s`: what the newest one took until all had answered; no
+        `words`: how many follow each other before that. `took_s`: what the newest word took until all had answered; no
         more is made of that than a call for orders is held.
         """
         if step_time_s <= 0:

@@ -25,7 +25,7 @@ from edl.protocol.tally import Rate
 
 @dataclass(frozen=True, slots=True)
 class TookOver:
-    """Begin this leader's term; `alive` are the workers whose daemons have a session."""
+    """`alive` are the workers whose daemons have a session."""
 
     alive: frozenset[str]
     wall: float = 0.0  # seconds since 1970; 0: this leader's own clock is that of the leaders before
@@ -86,7 +86,7 @@ class PublishingFailed:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Report that time has passed without any other input; a worker may be overdue."""
+    """No other input has come; a worker may be overdue."""
 
 
 FromPublisher = SavingPublished | PublishingFailed
@@ -106,7 +106,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Answer the input with a refusal. `stale` ones are counted under that name and not logged (I10)."""
+    """`stale` refusals are counted under that name and not logged (I10)."""
 
     reason: str
     stale: str = ""

@@ -28,7 +28,7 @@ from edl.core.data.lease_grants import LeaseGrants
 from edl.core.data.sample_ledger import Ledger
 from edl.core.driver import horovod_counts
 from edl.core.driver.horovod_driver import HorovodrunDriver
-from edl.core.job.deadlines import Deadlines, Waits, silent
+from edl.core.job.deadlines import END_OF_TIME, Deadlines, Waits, silent
 from edl.core.job.job_end import JobEnd, disagreement
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.leader_inputs import (
@@ -290,7 +290,7 @@ class JobMachine:
                     self._miss(identity.id, NOT_LISTENING)
 
     def _on_reported(self, happened: Reported) -> bool:
-        """Handle a report. Return False when nothing can follow from it."""
+        """Return False when nothing can follow from the report."""
         worker, observation = happened.worker, happened.observation
         member, last = self._working.members.get(worker), self.seen.observation(worker)
         if self.record.state in OVER:
@@ -381,8 +381,8 @@ class JobMachine:
             self._working.change(bits=bits, pressing=False)
 
     def _fail(self, worker: str, observation: Observation) -> None:
-        """Lose a worker whose script failed. Before the first step, a script that does not fit the checkpoint ends the
-        job: other workers started alike would fail alike.
+        """A script that does not fit the checkpoint ends the job before the first step: other workers started alike
+        would fail alike.
         """
         if self._ends_at_first():
             return
@@ -429,6 +429,7 @@ class JobMachine:
         if self._remnants.follow(short=bool(self._switching.shortage)):
             self._checkpoints.follow()
             if self.record.checkpoints.saving is not None:
+                self._switching.wake_at = END_OF_TIME  # it follows nothing until that is saved
                 return
         self._expel()
         if self.record.state in OVER:
@@ -551,6 +552,8 @@ class JobMachine:
     @property
     def wake_at(self) -> float:
         """Return when the machine needs an input even if nothing else happens."""
+        if self.record.state in OVER:  # what was waited for then is never looked at again, and stays due
+            return END_OF_TIME
         return min(self._switching.wake_at, self._preempting.wake_at, self._waits.until)
 
     @property

@@ -119,10 +119,7 @@ class Changes(OtherChanges, total=False):
 
 
 class PhaseTimes:
-    """Measure how long workers' states last. This leader tells durations in events, and never keeps them.
-
-    A state that began under another leader has no length.
-    """
+    """This leader tells durations in events, never keeps them; a state that began under another one has no length."""
 
     def __init__(self) -> None:
         self.asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
@@ -131,7 +128,7 @@ class PhaseTimes:
         self._spent: dict[tuple[str, WorkerState], float] = {}
 
     def enter(self, worker: str, state: WorkerState, now: float) -> None:
-        """The worker is in `state` from now on. Its time in the state before is known then."""
+        """Set the time that the worker spent in the state before."""
         before, since = self._at.get(worker, (state, now))
         if before is not state:
             self._spent[worker, before] = now - since
@@ -164,8 +161,6 @@ def did_not_end(worker: str, why: str) -> str:
 
 
 class WorkingState:
-    """State of one leader during one term."""
-
     def __init__(self, record: Record) -> None:
         self.record = record
         self.members = _by_id(record)
@@ -223,7 +218,7 @@ class WorkingState:
             self.durations.enter(worker, member.state, self.now)
 
     def remove(self, worker: str, reason: str) -> None:
-        """Remove a member. `reason` is for people; empty when the worker left as it should."""
+        """`reason` is for people, and empty when the worker left as it should."""
         members = tuple(m for m in self.record.members if m.identity.id != worker)
         gone = (*self.record.gone, Gone(worker, reason))
         older = tuple(one.worker for one in gone[:-GONE_KEPT])
@@ -265,7 +260,6 @@ class WorkingState:
         self.change(save_failure=SavingFailure(reason, 1 if before is None else before.times + 1), pressing=False)
 
     def give_up_saving(self, reason: str) -> None:
-        """Give up the checkpoint that is announced."""
         saving = self.record.checkpoints.saving
         assert saving is not None
         self.change(saving=None, pressing=False)
@@ -285,7 +279,7 @@ class WorkingState:
         return self.now + self.to_wall_s
 
     def newest(self) -> tuple[int, float]:
-        """The newest step that any member of the ring is known to have committed, and when that was seen.
+        """Return the newest step that any member of the ring is known to have committed, and when that was seen.
 
         A new leader may hear an old report first, of a step that the one before knew to be stable.
         """

@@ -31,7 +31,7 @@ def host_of(identity: Identity) -> Host:
 
 
 def free_local_rank(members: Iterable[Member], newcomer: Identity) -> int:
-    """The smallest one that no member on the newcomer's host has; under horovodrun the number of the newcomer's slot.
+    """Return the smallest local rank that no member on the newcomer's host has; under horovodrun its slot's number.
 
     A slot is given anew while its last worker may still be a member, which is dead or about to leave. And horovodrun
     may know one host by two names.

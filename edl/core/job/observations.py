@@ -130,8 +130,6 @@ class Front:
 
 
 class Observations:
-    """Newest observation of each worker."""
-
     def __init__(self) -> None:
         self._newest: dict[str, Observed] = {}
         self._front = Front((), self._newest)
@@ -305,7 +303,7 @@ class Observations:
         return observed is not None and observed.observation.sends_state
 
     def state_bytes(self, worker: str) -> int:
-        """Bytes of the state that `worker` can send over several steps; 0: it sends all at once, or is not known."""
+        """Return the bytes of state that `worker` can send over several steps; 0: all at once, or it is not known."""
         observed = self._newest.get(worker)
         return 0 if observed is None else observed.observation.state_bytes
 
@@ -373,7 +371,7 @@ class Observations:
         return self._front.newest
 
     def newest_late_s(self, workers: tuple[str, ...]) -> float:
-        """Return for how long the report of that step lay about, as its leader was busy: workers are farther by now."""
+        """Return how long the report of the newest step lay about, as the leader was busy: workers are farther now."""
         self.newest_step(workers)
         first = self._newest.get(self._front.first)
         return 0.0 if first is None else first.late_s

@@ -22,10 +22,7 @@ from edl.protocol.record import OVER, JobState, Record, WorkerState
 
 
 class OrderBook:
-    """The orders of one durable record.
-
-    `before` is the book of an earlier record: what is alike in both need not be worked out again.
-    """
+    """`before` is the book of an earlier record: what is alike in both need not be worked out again."""
 
     def __init__(self, record: Record, term: int, before: OrderBook | None = None) -> None:
         self.record = record
@@ -230,8 +227,6 @@ def _place(worker: str, ranks: Ranks, generation: int, size: int) -> Place:
 
 
 class _Data:
-    """A ledger's snapshot as workers need it."""
-
     def __init__(self, snapshot: LedgerSnapshot) -> None:
         self.snapshot = snapshot
         ledger = restored_ledger(snapshot)

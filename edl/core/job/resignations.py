@@ -19,8 +19,6 @@ KEPT = 64  # more are not needed: the job ends long before
 
 
 class Resignation(msgspec.Struct, frozen=True):
-    """The resignation of one leader."""
-
     worker: str
     term: int
     cause: str  # equal for failures of the same kind: the exception, and its place
@@ -34,7 +32,7 @@ def encode(row: Sequence[Resignation]) -> bytes:
 
 
 def decode(value: bytes) -> tuple[Resignation, ...]:
-    """Decode the resignations: () if there are none, or the value cannot be read."""
+    """Return () if there are none, or the value cannot be read."""
     try:
         return msgspec.json.decode(value, type=tuple[Resignation, ...])
     except msgspec.MsgspecError:

@@ -148,7 +148,7 @@ def answer(asked: AskMigrate, record: Record) -> Migration | Refuse:
 
 
 def _not_now(record: Record) -> Refuse | None:
-    """Return why a migration has to wait: each reason ends by itself."""
+    """Each reason to wait ends by itself."""
     if is_driven(record):
         return None
     if not record.generation:
@@ -217,10 +217,7 @@ KEPT: Final = 20  # requests remembered, with what has come of them
 
 
 class MigrationAnswers:
-    """Carry out migrations of one job, during one term.
-
-    `boot_s`: how long newcomers are waited for, unless the request says otherwise.
-    """
+    """`boot_s` is how long newcomers are waited for, unless the request says otherwise."""
 
     def __init__(self, working: WorkingState, sizing: TargetSize, boot_s: float) -> None:
         self._working = working
@@ -295,7 +292,7 @@ class MigrationAnswers:
         working.commands.append(TellOfMigration(done=False))
 
     def _end(self, failure: str, why: str) -> None:
-        """End the migration. `why`: the reason for which surplus workers leave."""
+        """`why` is the reason for which surplus workers leave."""
         working, moving = self._working, self._working.record.migration
         assert moving is not None
         ended = (*working.record.migrated, Migrated(moving.request, failure))

@@ -87,10 +87,7 @@ def replacing(worker: str, record: Record) -> Replacing:
 
 
 class PolicyRulings:
-    """Carry out the policy's decisions for one job, during one term.
-
-    `boot_s`: how long a replacement of a worker is waited for.
-    """
+    """`boot_s` is how long a replacement of a worker is waited for."""
 
     def __init__(self, working: WorkingState, sizing: TargetSize, boot_s: float) -> None:
         self._working = working

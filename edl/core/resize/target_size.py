@@ -25,10 +25,7 @@ class TargetSize:
     # ------------------------------------------------------------------------------------------------------- asked for
 
     def ask(self, asked: Scaling) -> None:
-        """Answer a request for another size, and keep it if it is taken.
-
-        The launcher of workers sees the target, and grows the job; the leader shrinks it.
-        """
+        """The launcher of workers sees the target, and grows the job; the leader shrinks it."""
         working, record = self._working, self._working.record
         before = next(
             (taken for taken in record.sizing.taken if asked.request and taken.request == asked.request), None
@@ -47,7 +44,7 @@ class TargetSize:
                 working.commands.append(change)
 
     def take(self, asked: Scaling, change: scale_requests.Change, why: str, lacking: int = 0) -> None:
-        """Grant a request. `why`, for people: why its leavers leave. `lacking`: workers that it asks for besides."""
+        """`why` tells people why the leavers leave. `lacking`: workers that the request asks for besides."""
         working, before = self._working, self._working.record
         if change.target != before.target or change.leavers or lacking:
             size = before.target - lacking

@@ -31,8 +31,6 @@ TRADE: Final = 1  # of a head to another: parcels for its group, for those of th
 
 
 class ExchangeRequest(NamedTuple):
-    """A call that this member makes."""
-
     kind: int
     part: int  # what is brought, and is given for it: that of our rank to its head, that of our group to another
     rank: int  # of the member that is asked

@@ -30,7 +30,7 @@ LEFT_BEHIND: Final = (
 
 
 class FaultyMembers:
-    """Fitness of members. Newcomers from a host with unfit members are refused for as long as a boot may take."""
+    """Newcomers from a host with unfit members are refused for as long as a boot may take."""
 
     def __init__(self, working: WorkingState, lead_times: LeadTimes, deadlines: Deadlines) -> None:
         self._working = working

@@ -65,7 +65,7 @@ def portion_count(state_bytes: int, step_time_s: float, lead_times: LeadTimes, s
 
 
 class GenerationSwitch:
-    """Plan of the next generation. Where too few are left, others are waited for as long as a boot may take."""
+    """Where too few workers are left, others are waited for as long as a boot may take."""
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ class Postpone:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Give up: no generation can follow, and one must."""
+    """No generation can follow, and one must."""
 
     reason: str
 
@@ -106,7 +106,6 @@ def decide(now: Situation) -> Decision:
 
 
 def _following(now: Situation, roster: tuple[str, ...], forced: bool) -> Decision:
-    """Return how a ring of `roster` follows the one on record, if there is one to follow with."""
     record = now.record
     if not any(worker in record.roster or is_ahead(now, worker) for worker in roster):
         # A new leader hears of a step that one of them alone has in a moment.
@@ -124,10 +123,10 @@ def _following(now: Situation, roster: tuple[str, ...], forced: bool) -> Decisio
 
 
 def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) -> tuple[str, ...]:
-    """Survivors in their order, then newcomers in order of arrival: ranks move as little as they can.
+    """Return survivors in their order, then newcomers in order of arrival: ranks move as little as they can.
 
     So later rings are not grouped by host. Local ranks do not depend on it (`edl.core.job.local_ranks`). `leavers_too`:
-    each may have made a step that no other has, and takes part once more; it leaves with the ring after.
+    each leaver may have made a step that no other has, and takes part once more; it leaves with the ring after.
     """
     record = now.record
     base = record.plan.roster if record.plan else record.roster
@@ -151,9 +150,9 @@ def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) ->
 
 
 def _readers_of_a_plan(now: Situation, staying: set[str], leavers: Sequence[str]) -> set[str]:
-    """Newcomers whose pipelines read by the leases of a plan in which those of leavers were given to others, or may: it
-    is not known whether they came to that ring. They await their state, and all that had it there are gone. A leaver
-    hands it on, and may have read its own yet (I7).
+    """Return newcomers whose pipelines read by the leases of a plan in which those of leavers were given to others, or
+    may: it is not known whether they came to that ring. They await their state, and all that had it there are gone. A
+    leaver hands it on, and may have read its own yet (I7).
     """
     if not leavers:
         return set()
@@ -298,7 +297,8 @@ def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:
 
 
 def left_behind(now: Situation) -> tuple[str, ...]:
-    """Workers that sat in a ring that came to nothing, while another stands without them: others have their samples.
+    """Return workers that sat in a ring that came to nothing, while another stands without them: others have their
+    samples.
 
     What their pipelines have read is not what they would be leased now (I7).
     """
@@ -377,8 +377,8 @@ def _instead(now: Situation, roster: tuple[str, ...]) -> Follow | None:
 
 
 def kept_step(now: Situation) -> int | None:
-    """The step of the planned switch, if only newcomers are gone, or cannot come to their ring. The others train up to
-    that step, so that no mini-batch is void, and go from there to another ring.
+    """Return the step of the planned switch, if only newcomers are gone, or cannot come to their ring. The others train
+    up to that step, so that no mini-batch is void, and go from there to another ring.
 
     None: a member of the ring that trains is gone, done or has failed, too; or a worker is seen in the next one.
     """

@@ -208,7 +208,9 @@ def _try_without(trials: Trials, evidence: Evidence) -> RingBlame:
 
 
 def _is_to_be_seen(strike: Strike, evidence: Evidence) -> bool:
-    """A newcomer is blamed by what others say, or for being new; are enough left to see whether they have a ring?"""
+    """Tell whether a newcomer is blamed by what others say, or for being new, and enough are left to see whether they
+    have a ring.
+    """
     is_new = strike.worker in evidence.newcomers
     return is_new and not _says_so_itself(strike) and len(evidence.base) >= max(evidence.minimum, 1)
 

@@ -56,8 +56,8 @@ class EnteredMembers:
         self._unheard = {one for one in roster if one in self._working.members and seen.trains(one, before)}
 
     def matters(self, worker: str, heard: Observation, last: Observation) -> bool:
-        """False: all that it says is that `worker` has come to the planned ring, where others are awaited yet, or that
-        the ring before has failed it, too, which the plan follows, and others have yet to say so.
+        """Return False if all that the report says is that `worker` has come to the planned ring, where others are
+        awaited yet, or that the ring before has failed it, too, which the plan follows, and others have yet to say so.
         """
         record = self._working.record
         plan = record.plan
@@ -190,7 +190,7 @@ def _accused(evidence: Evidence) -> dict[str, str]:
 
 
 def _to_blame(evidence: Evidence) -> list[str]:
-    """The newcomers that the words point at; if these point at none, all of them.
+    """Return the newcomers that the words point at; if these point at none, all of them.
 
     Where they point at a member of the ring that trains, none is: others would fail with that one, too.
     """
@@ -206,7 +206,7 @@ def _to_blame(evidence: Evidence) -> list[str]:
 
 
 class RollCalling:
-    """The roll calls of one leader. Its times and the workers it leaves out are its own: another leader waits anew."""
+    """The times, and the workers left out, are this leader's own: another leader waits anew."""
 
     def __init__(self, working: WorkingState, lead_times: LeadTimes, preparing: RingForming) -> None:
         self._working = working
@@ -219,19 +219,19 @@ class RollCalling:
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Newcomers that could not be found of late, or with which no ring could be prepared.
+        """Return newcomers that could not be found of late, or with which no ring could be prepared.
 
-        One that has come into a ring meanwhile, as that before it broke, is none any more.
+        A newcomer that has come into a ring meanwhile, as that before it broke, is not left out any more.
         """
         unmet = {worker for worker, at in self._again_at.items() if self._working.now < at}
         return (self._preparing.left_out | unmet) - set(self._working.record.roster)
 
     def is_due(self) -> bool:
-        """Time alone may decide something."""
+        """Tell whether time alone may decide something."""
         return self._working.record.roll_call is not None or bool(self._again_at) or self._preparing.is_due()
 
     def prepared(self, roster: tuple[str, ...]) -> int:
-        """The generation of the ring that `roster`, which was called, has prepared; 0: it forms it in line."""
+        """Return the generation of the ring that `roster`, which was called, has prepared; 0: it forms it in line."""
         roll_call = self._working.record.roll_call
         return roll_call.generation if roll_call is not None and roll_call.roster == roster else 0
 
@@ -251,7 +251,7 @@ class RollCalling:
             self._working.change(roll_call=None, pressing=roll_call.generation > 0)
 
     def _call(self, roster: tuple[str, ...]) -> bool:
-        """True: no other is to be met, and nothing to be prepared, as is known once that one worker was seen."""
+        """Return True if none is to be met, and nothing to be prepared, as is known once the one worker was seen."""
         self._again_at = {worker: at for worker, at in self._again_at.items() if at > self._working.now}
         alone = len(roster) == 1 and self._working.seen.get(roster[0]) is not None
         if alone and not self._preparing.can(roster):
@@ -262,7 +262,7 @@ class RollCalling:
         return False
 
     def _prepare(self, roll_call: RollCall) -> bool:
-        """False: they form their ring in line."""
+        """Return False if the members form their ring in line."""
         if not self._preparing.can(roll_call.roster):
             return False
         generation = self._working.record.planned + 1  # no other ring ever had it (I10)
@@ -285,7 +285,7 @@ class RollCalling:
         return self._since[1] + self._lead_times.roll_call_s
 
     def _leave_out(self, roll_call: RollCall) -> None:
-        """Members that say nothing, or are named by others; of these only newcomers, as the others have a ring."""
+        """Leave out newcomers that say nothing, or are named by others; members that train stay: they have a ring."""
         working, missed = self._working, self._missed(roll_call)
         out = [worker for worker in missed if worker not in working.record.roster]
         self._again_at |= dict.fromkeys(out, working.now + self._lead_times.lease_s)

@@ -54,7 +54,7 @@ ACTIVITIES: Final = ("compute", "data", "wait")
 
 
 def families(own: DaemonSeen, status: Status | None, wall: float) -> list[Family]:
-    """Return all metrics. `status`: of the job, if this daemon leads it. `wall`: now."""
+    """`status`: of the job, if this daemon leads it. `wall`: now."""
     return [*of_daemon(own), *([] if status is None else of_job(status, wall))]
 
 

@@ -41,10 +41,8 @@ NAMES: Final = frozenset({"localhost", LOOPBACK, "[::1]"})  # host names accepte
 
 
 class MetricsServer:
-    """The server of one daemon."""
-
     def __init__(self, read: Callable[[], list[Family]]) -> None:
-        """Keep the source. `read`: returns the present metrics; called in the loop."""
+        """`read` returns the present metrics; it is called in the loop."""
         from edl.daemon.metrics import exposition  # only where it was asked for: its import takes a tenth of a boot
 
         self._encoded = exposition.encoded
@@ -144,7 +142,7 @@ class MetricsOffer:
     """The metrics server of a daemon, if metrics were asked for."""
 
     def __init__(self, job: str, worker: str, clock: Clock, folder: Path | None) -> None:
-        """Keep the parts. `folder`: of the job's record on this host; None: there is no record."""
+        """`folder`: of the job's record on this host; None: there is no record."""
         self._job = job
         self._worker = worker
         self._clock = clock

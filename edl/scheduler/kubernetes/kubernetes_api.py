@@ -202,9 +202,8 @@ def ask_once(given: KubernetesGiven, call: Callable[[KubernetesApi], Awaitable[T
 
 
 def careful() -> dict[str, Any]:
-    """Return what closes a call's connection if the call is cancelled within its TLS handshake.
-
-    httpcore closes such a connection only if the handshake fails by an error.
+    """Return request extensions that close a call's connection if the call is cancelled within its TLS handshake:
+    httpcore closes it only if the handshake fails by an error.
     """
     opened: list[Any] = []
 
@@ -218,7 +217,6 @@ def careful() -> dict[str, Any]:
 
 
 def refusal(code: int, body: bytes, url: str) -> KubernetesError:
-    """Return the error that an unexpected answer means."""
     reason = ""
     try:
         told = json.loads(body)
@@ -249,8 +247,8 @@ def _event(line: str) -> PodEvent:
 
 
 def connection_of(given: KubernetesGiven) -> tuple[SingleConfig, ConnectionParams]:
-    """Return what lightkube connects by. A service account's token is read again when Kubernetes has replaced it.
-    Raises ConfigError.
+    """Return lightkube's settings. A service account's token is read again when Kubernetes has replaced it. Raises
+    ConfigError.
     """
     timeout = httpx2.Timeout(ANSWER_S)
     if given.kubeconfig:
@@ -295,7 +293,7 @@ def _told_of_exec(user: User) -> User:
 
 
 def checked_server(flag: str, url: str, *, with_path: bool = False) -> str:
-    """Return the API server's address as it is connected to. Raises ConfigError."""
+    """Return the API server's address in the form in which it is connected to. Raises ConfigError."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -313,7 +311,7 @@ def checked_server(flag: str, url: str, *, with_path: bool = False) -> str:
 
 
 def found_here(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The API server's address, as each Pod is told it."""
+    """Return the API server's address that Kubernetes tells each Pod; None: this is no Pod."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT_HTTPS")
     port = port or environ.get("KUBERNETES_SERVICE_PORT") or "443"
     if not host:

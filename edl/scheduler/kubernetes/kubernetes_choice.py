@@ -59,7 +59,7 @@ class PodMeta(msgspec.Struct):
 
 
 class PodShape(msgspec.Struct):
-    """A template, as far as it is looked at; the rest is Kubernetes' to judge."""
+    """The part of a template that is checked here; Kubernetes judges the rest."""
 
     spec: PodSpec
     kind: str = "Pod"
@@ -67,7 +67,7 @@ class PodShape(msgspec.Struct):
 
 
 class KubernetesFlags(msgspec.Struct, frozen=True):
-    """Return the choice that a command line makes; None: it makes none."""
+    """Choice that a command line makes; None: the flag was not given."""
 
     template: str | None = None
     url: str | None = None
@@ -114,7 +114,7 @@ def _of_kubeconfig(flags: KubernetesFlags, environ: Mapping[str, str], template:
 
 
 def template_of(path: str | None) -> dict[str, Any]:
-    """Return a Pod that a file has as YAML, or as JSON, which is YAML too. Raises ConfigError."""
+    """Read a Pod from a file of YAML, or of JSON, which is YAML too. Raises ConfigError."""
     if path is None:
         raise ConfigError(f"--engine kubernetes needs {NAMED} FILE: `edl cluster manifests` prints one, as worker.yaml")
     try:
@@ -133,7 +133,7 @@ def template_of(path: str | None) -> dict[str, Any]:
 
 
 def devices_of(template: Mapping[str, Any]) -> tuple[str, int]:
-    """The resource that makes a slot, such as nvidia.com/gpu, and how many of it a worker has; "": cores."""
+    """Return the resource that makes a slot, such as nvidia.com/gpu, and how many of it a worker has; "": cores."""
     resources = msgspec.convert(template, PodShape).spec.containers[0].resources
     asked = {**resources.requests, **resources.limits}
     named = [(name, many) for name, many in sorted(asked.items()) if "/" in name and str(many).isdecimal()]
@@ -145,8 +145,7 @@ def devices_of(template: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def kubernetes_nodes(given: KubernetesGiven, text: str | None, *, own_coordinator: bool) -> tuple[NodeGiven, ...]:
-    """NODE:SLOTS as Kubernetes names them, or all that take such Pods, with a slot for each worker that fits.
-
+    """Parse NODE:SLOTS as Kubernetes names nodes; None: all that take such Pods, with a slot for each worker that fits.
     Raises ConfigError.
     """
     if own_coordinator and not _is_here(given):
@@ -179,7 +178,7 @@ def kubernetes_nodes(given: KubernetesGiven, text: str | None, *, own_coordinato
 
 
 def _check(name: str, many: int, known: Mapping[str, KubernetesNode], most: int) -> None:
-    """Cores may be shared by as many workers as one likes; other devices not. Raises ConfigError."""
+    """Cores may be shared by any number of workers; other devices may not. Raises ConfigError."""
     if name not in known:
         raise ConfigError(f"--nodes {name}:{many}: Kubernetes has no node {name}: `kubectl get nodes` shows them")
     if many > most:

@@ -293,9 +293,7 @@ class KubernetesEngine:
     # --------------------------------------------------------------------------------------------------------- finding
 
     def _found(self, folder: Path) -> WorkerFound:
-        """Return what has become of a worker. A worker without a Pod was claimed by an agent that died before it made
-        the Pod: the worker never begins.
-        """
+        """A worker without a Pod was claimed by an agent that died before it made the Pod: the worker never begins."""
         worker, devices = folder.name, devices_of(folder)
         pod = self._seen.get(worker)
         one = looked(PodWanted(), pod, asyncio.get_running_loop().time())

@@ -57,7 +57,7 @@ def manifests(wanted: ManifestsWanted) -> list[Json]:
 
 
 def worker_template(wanted: ManifestsWanted) -> Json:
-    """The Pod that each worker's is made from: it may not ask the API server for anything."""
+    """Return the template of workers' Pods, which may not ask the API server for anything."""
     tls = ([], []) if wanted.coordinator else ([TLS_MOUNT], [TLS_VOLUME])  # with which it reaches the etcd
     device: Json = {"limits": {wanted.gpu: 1}} if wanted.gpu else {"requests": {"cpu": "1"}}
     container = {
@@ -109,7 +109,9 @@ def _meta(wanted: ManifestsWanted, name: str) -> Json:
 
 
 def _rights(wanted: ManifestsWanted) -> list[Json]:
-    """Pods of its own namespace, and a look at nodes, which are in none: what allows that has the namespace's name."""
+    """Allow the scheduler Pods of its own namespace, and a look at nodes, which are in none: the role for nodes is
+    named after the namespace.
+    """
     account = {"kind": "ServiceAccount", "name": "edl-scheduler", "namespace": wanted.namespace}
     group = "rbac.authorization.k8s.io"
     nodes = f"edl-nodes-{wanted.namespace}"
@@ -282,7 +284,7 @@ def _command(wanted: ManifestsWanted) -> list[str]:
 
 
 def _environ(wanted: ManifestsWanted) -> dict[str, str]:
-    """The certificates are for the etcd among them; who gives a coordinator may take them out."""
+    """The TLS variables are for the cluster's own etcd only."""
     known = {"CA": "ca.crt", "CERT": "tls.crt", "KEY": "tls.key"}
     tls = {f"EDL_COORDINATOR_TLS_{name}": f"{TLS}/{file}" for name, file in known.items()}
     return {"EDL_HOME": HOME, OWN: OWN_FOLDER, **({} if wanted.coordinator else tls)}
@@ -305,7 +307,7 @@ def kustomize_base(wanted: ManifestsWanted) -> dict[str, str]:
 
 
 class _Blocks(yaml.SafeDumper):
-    """Writes a text of several lines as a block, and an equal part each time in full: for people to read."""
+    """Write a text of several lines as a block, and an equal part each time in full: people read the output."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - PyYAML's signature
         return True

@@ -82,7 +82,6 @@ PodStep = MakePod | EndPod | ForgoPod | PodIsGone
 
 
 def looked(wanted: PodWanted, pod: PodSeen | None, now: float) -> PodWanted:
-    """Return the worker with what is seen of its Pod now."""
     if pod is None:
         return wanted
     since = wanted.stuck_since if wanted.stuck_since is not None else now
@@ -173,8 +172,6 @@ CPUS: Final = re.compile(r"([0-9]+)(m?)")
 
 
 class PodSeen(msgspec.Struct, frozen=True):
-    """A worker's Pod."""
-
     name: str
     uid: str
     worker: str
@@ -272,7 +269,9 @@ def node_of(told: Mapping[str, Any]) -> KubernetesNode:
 
 
 def agent_mark(cluster: str, folder: str) -> str:
-    """The label of all Pods of one node's agent. `folder`: of its workers; other clusters may have the same."""
+    """Return the label of all Pods of one node's agent. `folder`: of its workers; another cluster may have the same
+    one.
+    """
     return hashlib.sha256(f"{cluster} {folder}".encode()).hexdigest()[:16]
 
 
@@ -309,7 +308,7 @@ def times(quantity: str | float, each: int) -> str | int | float:
 def pod_for(
     template: Mapping[str, Any], node: str, mark: str, worker: str, command: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The template's Pod, with this worker in its first container, on that node and no other."""
+    """Return the template's Pod, with this worker in its first container, on that node and no other."""
     pod = copy.deepcopy(dict(template))
     meta = pod.setdefault("metadata", {})
     meta["name"] = pod_name(mark, worker)

@@ -53,20 +53,16 @@ from edl.scheduler.worker_logs import LogPiece, LogPlace, Printed, marked_lines
 
 
 class TakenJob(msgspec.Struct, frozen=True):
-    """A job that was submitted."""
-
     name: str
 
 
 class SizedJob(msgspec.Struct, frozen=True):
-    """Workers that a job was asked to have."""
-
     name: str
     np: int | None
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
-    """Answer to a request that is refused: the reason, in one line."""
+    """`error`: the reason, in one line."""
 
     error: str
 
@@ -344,7 +340,7 @@ class ClusterServer:
         return StreamingResponse(told, media_type=media, headers=HEADERS)
 
     async def _told(self, name: str, printed: Printed, *, follow: bool, lines: bool) -> AsyncIterator[bytes]:
-        """A piece at a time, as fast as it is read there."""
+        """Yield a piece at a time, as fast as the client reads."""
         said = time.monotonic()
         async with self._turns["streams"]:
             over = False
@@ -365,7 +361,7 @@ class ClusterServer:
                 yield b'{"over":true}\n'
 
     async def _is_over(self, name: str) -> bool:
-        """A coordinator that is away a while changes nothing of what is printed."""
+        """Return False while the coordinator is away: that changes nothing of what is printed."""
         try:
             found = await self._client.queue.job(name)
         except StoreUnavailable:

@@ -44,7 +44,7 @@ SHARD: Final = re.compile(r"-\d+-of-\d+$")  # corpus.jsonl-00003-of-00128
 
 
 class PlacedRecords(Protocol):
-    """The records of one shard that can say where it is. As `state_dict` of Hugging Face's and torchdata's streams."""
+    """The records of one shard that can say where it is, by `state_dict` as Hugging Face's and torchdata's streams."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -170,8 +170,8 @@ class ShardFile:
         )
 
     def _samples(self) -> Iterator[dict[str, Any]]:
-        """Records of a tar archive, as WebDataset has them: files in a row whose names are alike up to the first dot
-        of the base name. The contents are bytes.
+        """Yield the records of a tar archive, as WebDataset has them: files in a row whose names are alike up to the
+        first dot of the base name. The contents are bytes.
         """
         offset = int(self._place or 0)
         with self._opened(offset) as stream:

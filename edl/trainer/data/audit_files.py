@@ -185,12 +185,11 @@ def _job_of(path: Path) -> str | None:
 
 
 def _taken(path: Path) -> str:
-    """Say why nothing is recorded beside `path`."""
     return f"has the audit of another run in it ({path.name}): name a new or empty folder"
 
 
 def read(folder: Path) -> list[WorkerAudit]:
-    """Read all workers' audits. Raises UsageError for a file that is no audit."""
+    """Raise UsageError for a file that is no audit."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: name the one that EDL_AUDIT or --audit named")
     paths = sorted(folder.glob(PATTERN))

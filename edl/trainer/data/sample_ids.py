@@ -42,7 +42,6 @@ class SampleIds:
         self.block: Block | None = None  # the newest that samples were taken of
 
     def of(self, spec: DataSpec, lease: Lease, step: int) -> Ids:
-        """Return the samples that `lease` gives `step`."""
         if lease.part is not None:  # another piece in each step
             return _ids(spec, lease, step - 1, step)
         block = self.block

@@ -127,7 +127,7 @@ def bytes_of(item: Any) -> int:
 
 
 class ShardFeeds(Protocol):
-    """ShardFeeds of several shards. One thread calls."""
+    """The feeds of several shards. One thread calls."""
 
     def open(self, part: int, shard: int, mark: Mark, known: Mapping[int, int]) -> None:
         """Begin to read a part anew; what was asked of it before is not answered any more."""

@@ -48,7 +48,7 @@ def check_stream(stream: ElasticStream, epochs: Any, *, shuffle: Any) -> None:
 
 
 def files_of(source: Any, format_name: str | None, home: Path, patience_s: float) -> Source:
-    """Return the records of files. Raises UsageError if `source` names none."""
+    """Raise UsageError if `source` names no files."""
     records = records_of(source, format_name, home, patience_s)
     if records is None:
         raise UsageError(f"ElasticDataset(source={_short(source)}): source must be a path, or a list of paths")

@@ -74,7 +74,6 @@ class Shelf:
         self.marks = [known[item] for item in sorted(known)]
 
     def first_missing(self, ranges: Iterable[tuple[int, int]]) -> int | None:
-        """Return the first item of `ranges` that is not at hand."""
         for start, stop in ranges:
             if start in self.items and stop - 1 in self.items:
                 continue
@@ -85,8 +84,6 @@ class Shelf:
 
 
 class StreamReader:
-    """Reads for one generator."""
-
     def __init__(self, stream: ElasticStream, port: StreamPort, patience_s: float, audit: Audit) -> None:
         self._stream, self._port, self._patience_s, self._audit = stream, port, patience_s, audit
         self._make: Callable[[], ShardFeeds] = lambda: OwnFeeds(stream)

@@ -17,7 +17,7 @@ from edl.facts import WorkerLost
 from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.data_nouns import DataSpec
 from edl.protocol.divergence_report import Fingerprint
-from edl.protocol.leader_messages import AskScale, Observation, Phase, Register
+from edl.protocol.leader_messages import AskScale, AskStop, Observation, Phase, Register
 from edl.protocol.record import OVER, Identity, JobState, WorkerState
 from edl.protocol.tally import LossCause
 
@@ -504,6 +504,16 @@ def test_a_leader_of_a_job_that_is_over_may_go() -> None:
     job.see("w1", Phase.FAILED, 1, 0, reason="killed")
     assert job.machine.record.state is JobState.FAILED
     assert job.machine.at_rest
+
+
+def test_a_leader_of_a_job_that_is_over_waits_for_nothing_that_was_due_before() -> None:
+    job = Job("w0", "w1", "w2", spec=LONG)
+    job.sit("w0", "w1", "w2")
+    job.see("w0", Phase.BROKEN, 1, 3)
+    assert job.machine.wake_at < float("inf")
+    job.feed(AskStop("enough"))
+    assert job.machine.record.state is JobState.FAILED
+    assert job.machine.wake_at == float("inf"), "else its shell would look again and again"
 
 
 def test_a_ring_that_fails_is_planned_anew_once_it_is_known_who_is_gone_or_a_moment_later() -> None:
