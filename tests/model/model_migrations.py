@@ -48,7 +48,7 @@ class Migrations:
         self._job.disturb()
         self._left_by[asked.request] = asked.host
         self._ask(asked)
-        self._job.after(OVER_S * self._boot_s, self._is_over, asked.request, self._job.calm_at)
+        self._is_to_be_over(asked.request, self._job.calm_at)
         if starts:
             self._start(asked)
 
@@ -139,9 +139,15 @@ class Migrations:
         by_itself = self._job.workers[worker].leaving
         return state is WorkerState.LEAVING and were.get(worker) not in (WorkerState.LEAVING, None) and not by_itself
 
-    def _is_over(self, request: str, calm_at: float) -> None:
+    def _is_to_be_over(self, request: str, calm_at: float) -> None:
+        self._job.after(OVER_S * self._boot_s, self._is_over, request, calm_at, self._job.term)
+
+    def _is_over(self, request: str, calm_at: float, term: int) -> None:
         record = self._job.durable
         if calm_at != self._job.calm_at or record.state in OVER or self._job.hangs():
+            return
+        if term != self._job.term:  # another leader begins all times anew
+            self._is_to_be_over(request, calm_at)
             return
         if record.migration is not None and record.migration.request == request:
             self._job.checks.violated("I12", f"the migration from {record.migration.host} is under way for so long")
