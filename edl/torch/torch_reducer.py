@@ -132,9 +132,7 @@ class Reducer:
             self._averaging.know_sparse(parameter)
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
-        """Average the gradient of `parameter`, unless another optimizer's reducer does. The parameter may be frozen,
-        and be thawed later.
-        """
+        """Average this parameter's gradient, unless another reducer does. It may be frozen, and thawed later."""
         if parameter.requires_grad:
             check_kind(parameter, name)
         owner = self._backward.owners.setdefault(parameter, self)
@@ -180,9 +178,7 @@ class Reducer:
 
     @property
     def moot(self) -> bool:
-        """Tell whether there is nothing to update by: the mini-batch is void (I8), or no worker has samples in it
-        (I13).
-        """
+        """Tell whether there is nothing to update by: a void mini-batch (I8), or one without samples (I13)."""
         return self._trainer.voided or self._share.weightless
 
     @contextlib.contextmanager
@@ -261,9 +257,7 @@ class Reducer:
         return applied
 
     def mean(self, loss: Any) -> Any:
-        """Return the loss of the global batch: an optimizer that looks at its closure's loss must see the same
-        everywhere.
-        """
+        """Return the loss of the global batch: an optimizer that looks at it must see the same everywhere."""
         if isinstance(loss, torch.Tensor) and self._trainer.virtual:
             raise UsageError(NO_LOSS)
         if not isinstance(loss, torch.Tensor) or self._ring.size <= 1 or self._trainer.voided:
