@@ -21,7 +21,6 @@ FAILED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
     logging.getLogger("edl").addHandler(logging.NullHandler())  # errors are reported in one line, at the end
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)

@@ -34,8 +34,6 @@ LOOK_S = 0.05
 
 
 class CheckpointCondition(StrEnum):
-    """The condition of a checkpoint in a folder."""
-
     DURABLE = "durable"  # its manifest and the sizes of its files are right
     WHOLE = "whole"  # likewise, and every byte of the files is right
     UNFINISHED = "unfinished"  # it is being written, or its writer has left it so
@@ -44,8 +42,6 @@ class CheckpointCondition(StrEnum):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A checkpoint as the command lists it."""
-
     job: str
     name: str
     path: str

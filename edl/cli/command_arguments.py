@@ -139,7 +139,7 @@ def add_value(  # noqa: PLR0913 - as argparse's own
 def add_values(
     parser: Flags, flags: Mapping[str, tuple[str, str]], groups: Mapping[str, argparse._ArgumentGroup] | None = None
 ) -> None:
-    """Add flags with values. `flags`: name -> (metavar, help)."""
+    """`flags`: name -> (metavar, help)."""
     for name, (metavar, text) in flags.items():
         add_value((groups or {}).get(name, parser), f"--{name}", metavar, text)
 

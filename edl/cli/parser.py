@@ -48,7 +48,7 @@ example:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments; `act` is the command's function. Raises UsageError."""
+    """`act` of the result is the command's function. Raises UsageError."""
     parser = build()
     if argv and argv[0].startswith("-") and argv[0] not in parser._option_string_actions:
         raise parser.unknown(argv[0])

@@ -228,7 +228,7 @@ def _prepare_audit(settings: Settings, lives_of: str | None) -> None:
 
 
 def checked_command(line: Sequence[str]) -> tuple[str, ...]:
-    """The command after the flags, if it can be run. Raises UsageError or ConfigError."""
+    """Return the command after the flags. Raises UsageError or ConfigError if it cannot be run."""
     command = tuple(line[1:] if line[:1] == ["--"] else line)
     if not "".join(command[:1]).strip():
         raise UsageError("COMMAND is missing, such as `python train.py`; see 'edl run --help'")

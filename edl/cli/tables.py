@@ -200,7 +200,6 @@ class Progress:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """Format an event as one line."""
     clock = time.strftime("%H:%M:%S", time.localtime(event["ts"])) + f".{int(event['ts'] % 1 * 1000):03d}"
     place = f"step {event['step']:<7} generation {event['generation']:<3}"
     return visible(f"{clock}  {event['kind']:<16}  {place}  {told(event['kind'], details_of(event))}".rstrip())

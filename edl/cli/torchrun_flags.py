@@ -118,7 +118,6 @@ def add_check(found: Commands) -> None:
 
 
 def torchrun(arguments: argparse.Namespace) -> int:
-    """Carry out `edl torchrun`."""
     from edl.cli.run import run  # only here: it imports what starts a job
 
     names = (*WITH_VALUE, *WITHOUT_MEANING, "max-restarts", "standalone", "module", "no-python", "fixed-size")
@@ -140,7 +139,7 @@ def torchrun(arguments: argparse.Namespace) -> int:
 
 
 def translated(flags: Mapping[str, Any], given: Mapping[str, Given], line: Sequence[str]) -> Translated:
-    """Translate torchrun's `flags`. Raises UsageError."""
+    """Raises UsageError."""
     if "no-python" in flags:
         raise UsageError(
             "--no-python: edl puts its names in the place of torch's inside of Python: give a script, or a module "

@@ -33,14 +33,12 @@ TOLD: Final = (LineKind.SHARE, LineKind.FILE, LineKind.NUMBER, LineKind.FIRST)
 
 
 class WorkerScript(NamedTuple):
-    """The script in a worker's command."""
-
     command: tuple[str, ...]
     name: str
     module: bool
 
     def reading(self) -> tuple[Reading, int]:
-        """Read it: what was found, and in how many files. Raises UsageError where it is not Python."""
+        """Return what was found, and in how many files. Raises UsageError where the script is not Python."""
         folder = folder_of(Path(self.name), module=self.module)
         path = module_file(self.name, folder) if self.module else Path(self.name)
         if path is None:
@@ -115,7 +113,6 @@ def try_script(script: WorkerScript, size: int) -> TrialResult:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Carry out `edl check`."""
     script = script_of(arguments.line, module=arguments.module)
     reading, files = script.reading()
     result = try_script(script, 2) if arguments.trial else None

@@ -146,7 +146,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def job_home(self) -> Path:
-        """The folder of this job's record on this machine. It need not exist."""
+        """Return the folder of this job's record on this machine. It need not exist."""
         if self.job is None:
             raise ConfigError("there is no job: give it a name by EDL_JOB")
         return self.home / "jobs" / self.job

@@ -10,8 +10,6 @@ from edl.config import value_parsers
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """A setting: its field, the parser of its text, and its names outside edl."""
-
     field: str
     parse: Callable[[str], object]
     variables: tuple[str, ...]  # the first is the one handed down to workers

@@ -38,10 +38,10 @@ _LOWEST_PORT = 20_000
 
 
 def free_port(address: str = LOOPBACK) -> int:
-    """Return a port of that address on which no process listens.
+    """Return a port on which no process listens, outside the range that the kernel gives to outgoing connections.
 
-    Ports that the kernel gives to outgoing connections are excluded: a client that keeps trying a dead server on such a
-    port will in time be given that very port, connect to itself, and keep the server from coming back.
+    A client that keeps trying a dead server on a port of that range will in time be given that very port, connect to
+    itself, and keep the server from coming back.
     """
     highest = _first_ephemeral_port() - 1
     for _ in range(100):
@@ -130,7 +130,7 @@ class ChildServer(ABC):
     """The server's name in messages."""
 
     def __init__(self, folder: Path, address: str, port: int, lock: int | None = None) -> None:
-        """Prepare the server. It inherits the `lock` of its folder, which so outlives a killed launcher."""
+        """The server inherits the `lock` of its folder, which so outlives a killed launcher."""
         self.address = address
         self.port = port
         self.log = folder / f"{self.name.lower()}.log"
@@ -164,12 +164,11 @@ class ChildServer(ABC):
 
     @property
     @abstractmethod
-    def coordinator(self) -> Coordinator:
-        """The settings of a connection."""
+    def coordinator(self) -> Coordinator: ...
 
     @property
     def pid(self) -> int:
-        """Process id of the server, from its start until it is stopped. Raises UsageError before."""
+        """Return the server's process id, valid from its start until it is stopped. Raises UsageError before."""
         if self._process is None:
             raise UsageError(f"the {self.name} server is not started")
         return self._process.pid
@@ -280,7 +279,7 @@ class ChildServer(ABC):
 
     @property
     def _workplace(self) -> Path:
-        """The server's working directory."""
+        """Return the server's working directory."""
         return self._folder
 
     @abstractmethod

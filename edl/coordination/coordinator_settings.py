@@ -56,18 +56,18 @@ class Coordinator:
 
     @property
     def kind(self) -> str:
-        """ZOOKEEPER, ETCD or EMBEDDED."""
+        """Return ZOOKEEPER, ETCD or EMBEDDED."""
         return split_kind(self.hosts)[0]
 
     @property
     def servers(self) -> str:
-        """The servers as host:port[,host:port...]."""
+        """Return the servers as host:port[,host:port...]."""
         return split_kind(self.hosts)[1].partition("/")[0].rpartition("@")[2]
 
     @property
     def user(self) -> int | None:
-        """The only user whose process may be that server: the address of a ZooKeeper that edl started on this machine
-        names its user. Raises ConfigError.
+        """Return the only user whose process may be that server: the address of a ZooKeeper that edl started on this
+        machine names its user. Raises ConfigError.
         """
         named = split_kind(self.hosts)[1].partition("/")[0].rpartition("@")[0]
         if not named:
@@ -78,7 +78,7 @@ class Coordinator:
 
     @property
     def socket(self) -> str:
-        """The socket of a server that only one user of one machine can reach; empty for any other."""
+        """Return the socket of a server that only one user of one machine can reach; empty for any other."""
         kind, rest = split_kind(self.hosts)
         if kind == EMBEDDED and not rest.startswith("/"):
             raise ConfigError(f"not a coordinator: {self.hosts}; an embedded one is named as embedded:///SOCKET")
@@ -86,7 +86,7 @@ class Coordinator:
 
     @property
     def endpoints(self) -> tuple[tuple[str, int], ...]:
-        """The servers, as (host, port); (its path, 0) for a socket on this machine."""
+        """Return the servers as (host, port); (its path, 0) for a socket on this machine."""
         if self.socket:
             return ((self.socket, 0),)
         kind = self.kind
@@ -94,7 +94,7 @@ class Coordinator:
 
     @property
     def chroot(self) -> str:
-        """The node under which all nodes of edl are; empty for the root."""
+        """Return the node under which all nodes of edl are; empty for the root."""
         if self.socket:
             return ""
         return "/".join(["", *filter(None, split_kind(self.hosts)[1].partition("/")[2].split("/"))])

@@ -90,9 +90,7 @@ Action = Stand | Withdraw | WaitBehind | Lead
 
 
 def decide(candidates: Iterable[str], mine: Mapping[str, int], session: int) -> Action:
-    """Return the candidate's next action.
-
-    `candidates` has all names in the folder. `mine` has the candidate's own nodes that still exist, with the session
+    """`candidates` has all names in the folder. `mine` has the candidate's own nodes that still exist, with the session
     that owns each; an own name that is listed in `candidates` only has vanished since, and the next look will show
     that.
     """
@@ -132,9 +130,7 @@ class Candidate:
         retry_s: float = 0.1,
         on_crash: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
-        """Prepare a candidate. `on_crash` is called when an unexpected error ends the candidacy; its nodes are gone, or
-        go soon.
-        """
+        """`on_crash` is called when an unexpected error ends the candidacy; its nodes are gone, or go soon."""
         self._on_crash = on_crash
         self._store = store
         self._folder = f"{root}/candidates"
@@ -155,7 +151,7 @@ class Candidate:
 
     @property
     def reign(self) -> Reign | None:
-        """The candidate's term while it leads, else None."""
+        """Return the candidate's term while it leads, else None."""
         return self._reign
 
     def stand(self) -> None:

@@ -235,7 +235,6 @@ _NO_ANSWER = (
 
 
 def translate(error: Exception, path: str, op: Op | None = None) -> EdlError:
-    """Return the port's error for an error of kazoo's."""
     for theirs, ours in _REFUSALS.items():
         if isinstance(error, theirs):
             return ours(path, op)

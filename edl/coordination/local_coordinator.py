@@ -143,8 +143,8 @@ OWN = (
 
 
 def choose(wanted: str | None, env: Mapping[str, str] = os.environ, *, alone: bool = False) -> LocalChoice:
-    """Choose a kind. `wanted` is the kind that was asked for. `alone` means that the coordinator serves jobs of this
-    machine only, and at no port.
+    """`wanted` is the kind that was asked for. `alone` means that the coordinator serves jobs of this machine only, and
+    at no port.
 
     Raises `ConfigError` with one line and the remedy.
     """

@@ -21,14 +21,13 @@ from edl.errors import StoreUnavailable
 
 
 class MemoryServer:
-    """The state, and the faults that a test may plan."""
+    """Keep the state, and the faults that a test may plan."""
 
     def __init__(self) -> None:
         self._state = StoreState()
         self._stores: dict[int, MemoryStore] = {}  # by session, ended ones included
 
     def connect(self) -> MemoryStore:
-        """Open a store with a new session."""
         return MemoryStore(self)
 
     def suspend(self, session: int) -> None:

@@ -35,8 +35,6 @@ operation may need three; two are the fence's and the session's."""
 
 @dataclass(frozen=True, slots=True)
 class StoredNode:
-    """A node as it was when it was read."""
-
     value: bytes
     version: int  # grows by one with each write
     created: int  # grows with every node created later, in the whole store

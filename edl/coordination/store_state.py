@@ -123,8 +123,6 @@ Results = tuple[str | int | None, ...]
 
 
 class SessionOpened(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A session began."""
-
     session: int
     timeout_s: float
 
@@ -136,8 +134,6 @@ class SessionEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class OpsCommitted(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A transaction of a session took place."""
-
     session: int
     ops: tuple[Op, ...]
 
@@ -162,7 +158,7 @@ class StoreState:
     """The sum of all accepted records."""
 
     def __init__(self, limit_bytes: float = math.inf) -> None:
-        """Begin with an empty tree; `limit_bytes` bounds the names and values of all nodes together."""
+        """`limit_bytes` bounds the names and values of all nodes together."""
         self.tree: dict[str, Entry] = {"/": ROOT}
         self.sessions: dict[int, float] = {}  # by session, its time-out in seconds
         self.stamp = 0  # number of the newest change
@@ -224,7 +220,6 @@ class StoreState:
                 pass
 
     def restore(self, tree: dict[str, Entry], sessions: dict[int, float], stamp: int) -> None:
-        """Replace the state by a snapshot."""
         self.tree, self.sessions, self.stamp = tree, sessions, stamp
         self._names.clear()
         for path in tree.keys() - {"/"}:

@@ -128,7 +128,6 @@ class MergingWatch:
         self._wake()
 
     def close(self) -> None:
-        """Close the watch; no wake follows."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -148,15 +147,12 @@ class TreeWatch(MergingWatch):
 
 
 class LinkWatch:
-    """A watch of the connection's state."""
-
     def __init__(self, wake: Callable[[Link], None], siblings: list[LinkWatch]) -> None:
         self.wake = wake
         self._siblings = siblings
         siblings.append(self)
 
     def close(self) -> None:
-        """Close the watch; no wake follows."""
         if self in self._siblings:
             self._siblings.remove(self)
 

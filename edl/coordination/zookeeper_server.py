@@ -164,7 +164,6 @@ _PROBE_S = 0.15
 
 
 def base_config(folder: Path, port: int, address: str = LOOPBACK) -> dict[str, str]:
-    """Return the configuration that every server started by edl gets."""
     return {
         "tickTime": str(_TICK_MS),
         "maxSessionTimeout": "60000",  # its default is 20 ticks, and a longer time-out would silently be cut to that
@@ -198,7 +197,7 @@ class LocalServer(ChildServer):
         digest: Digest | None = None,
         first: bytes = b"",
     ) -> None:
-        """Prepare the server. `first` is the snapshot to begin with if there are no data."""
+        """`first` is the snapshot to begin with if there are no data."""
         super().__init__(folder, config["clientPortAddress"], int(config["clientPort"]), lock)
         self._data = folder / "data"
         self._data.mkdir(mode=0o700, exist_ok=True)
@@ -222,15 +221,15 @@ class LocalServer(ChildServer):
 
     @property
     def coordinator(self) -> Coordinator:
-        """The settings of a connection. While the server is down, another user may take its port; the address names
-        this user, so that no client sends the digest to another user's server.
+        """While the server is down, another user may take its port; the address names this user, so that no client
+        sends the digest to another user's server.
         """
         checked = self._digest is not None and self.address == LOOPBACK
         user = f"{os.geteuid()}@" if checked else ""
         return Coordinator(f"{user}{self.address}:{self.port}", self._digest)
 
     def spawn(self) -> None:
-        """Start the server. Its data may have been removed since it ran last."""
+        """Write the first snapshot before the start: the server's data may have been removed since it ran last."""
         if self._first:
             self._data.mkdir(mode=0o700, exist_ok=True)
             put_first(self._data, self._first)

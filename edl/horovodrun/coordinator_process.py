@@ -138,7 +138,6 @@ class CoordinatorProcess:
         return status.state.value, status.reason
 
     async def _until_left(self, store: Store) -> None:
-        """Wait until the job's workers are gone."""
         # A trainer may take long to end on a busy machine, and only then its stand-in asks how the job ended.
         deadline = self._clock.now() + NOBODY_S
         while self._clock.now() < deadline and not await self._is_stopped(PERIOD_S):
@@ -162,7 +161,7 @@ class CoordinatorProcess:
 
 
 async def keep(settings: Settings, interface: str, command: Sequence[str]) -> None:
-    """Run the coordinator of a job; see `CoordinatorProcess.run`."""
+    """See `CoordinatorProcess.run`."""
     record = msgspec.structs.replace(launch_record(settings, command), launcher="horovodrun")
     await CoordinatorProcess(settings, record).run(address_of(interface))
 

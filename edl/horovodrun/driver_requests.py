@@ -116,7 +116,7 @@ class Driver:
         return await self._request("GET", f"/{scope}/{key}", b"", ANSWER_S)
 
     async def put(self, scope: str, key: str, value: bytes) -> None:
-        """Put a value into the driver's store. Raises PeerError."""
+        """Raises PeerError."""
         await self._request("PUT", f"/{scope}/{key}", value, ANSWER_S)
 
     async def announce(self, slot: str, interface: str, address: str, port: int, key: bytes) -> None:

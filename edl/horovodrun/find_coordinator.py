@@ -164,7 +164,7 @@ class WayToMeeting:
     """The way of one stand-in to the rendezvous."""
 
     def __init__(self, about: HorovodrunEnv, settings: Settings, driver: Driver, folder: Path) -> None:
-        """Keep the settings. `folder`: private, for a secret that came from another host."""
+        """`folder`: private, for a secret that came from another host."""
         self._about = about
         self._settings = settings
         self._driver = driver

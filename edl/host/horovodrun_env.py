@@ -24,12 +24,12 @@ class HorovodrunEnv(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The slot's name, as the driver writes it."""
+        """Return the slot's name, as the driver writes it."""
         return f"{self.host}:{self.slot}"
 
     @property
     def one_host(self) -> bool:
-        """True if no other host can take part."""
+        """Return True if no other host can take part."""
         return self.driver.startswith("127.")
 
 

@@ -173,7 +173,7 @@ def watch_exit(pid: int, on_exit: Callable[[int], None], *, started: int | None 
 
 
 async def wait_exit(pid: int) -> None:
-    """Wait until the process `pid` has ended. It need not be a child."""
+    """The process need not be a child."""
     ended = asyncio.Event()
     watch = watch_exit(pid, lambda _: ended.set())
     try:

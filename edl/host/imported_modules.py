@@ -30,15 +30,13 @@ MODULE_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """The modules that one process has imported."""
-
     modules: tuple[str, ...]  # installed ones, in the order of their imports
     own: tuple[str, ...]  # those that are not installed, such as the script's
     installed: tuple[str, ...]  # folders of what is installed
 
 
 def installed_folders() -> tuple[str, ...]:
-    """Python's own library, what pip installs, and edl."""
+    """Return the folders of Python's own library, of what pip installs, and of edl."""
     paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     paths.append(str(Path(edl.__file__).parent))
@@ -66,8 +64,8 @@ def sort_out(modules: Mapping[str, ModuleType], folders: Sequence[str], first: s
 
 
 def _place(module: ModuleType | None) -> str | None:
-    """A module's file or a package's folder; None where it has neither, such as one that is built in. Only the spec is
-    asked: some modules are objects that answer for any attribute.
+    """Return a module's file or a package's folder; None where it has neither, such as one that is built in. Only the
+    spec is asked: some modules are objects that answer for any attribute.
     """
     spec = _spec(module)
     if spec is None:
@@ -87,7 +85,9 @@ def _spec(module: ModuleType | None) -> ModuleSpec | None:
 
 
 def tell_imported(folder: Path) -> None:
-    """Leave it in the folder that this trainer has to itself. A module may be imported by another thread meanwhile."""
+    """Write what this process has imported into the folder that the trainer has to itself. A module may be imported by
+    another thread meanwhile.
+    """
     first = "" if sys.flags.safe_path or not sys.path else sys.path[0]
     working = folder / f".{FILE}"
     try:

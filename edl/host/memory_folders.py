@@ -51,7 +51,7 @@ def check_parent() -> None:
 
 
 def folder_of(pid: int, parent: Path | None = None) -> list[Path]:
-    """Find those of one living process of this user."""
+    """Find the folders of one living process of this user."""
     found = (parent or _parent()).glob(f"edl-{_namespace()}-{pid}-{process_start_time(pid)}-*")
     return [folder for folder in found if folder.lstat().st_uid == os.geteuid()]
 

@@ -37,7 +37,7 @@ def is_loopback(host: str) -> bool:
 
 
 def address_of(interface: str) -> str:
-    """Return the IPv4 address of a network interface. Raises ConfigError."""
+    """Raises ConfigError where the interface has no IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
@@ -47,7 +47,7 @@ def address_of(interface: str) -> str:
 
 
 def is_this_host(name: str) -> bool:
-    """Tell whether `name` is this host's name or one of its addresses."""
+    """`name` may be one of the host's addresses, too."""
     if name == socket.gethostname():
         return True
     for _, interface in socket.if_nameindex():
@@ -60,7 +60,7 @@ def is_this_host(name: str) -> bool:
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface that has `address`. Raises ConfigError."""
+    """Raises ConfigError where no interface has `address`."""
     for _, name in socket.if_nameindex():
         try:
             if address_of(name) == address:

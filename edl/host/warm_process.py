@@ -347,7 +347,7 @@ class Forked:
 
 
 def loaded(path: str) -> Any:
-    """The module in that file, which no other finds."""
+    """Load the file as a module that is not put in `sys.modules`."""
     spec = importlib.util.spec_from_file_location("warden", path)
     assert spec is not None
     assert spec.loader is not None

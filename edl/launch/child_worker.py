@@ -110,10 +110,7 @@ def search_path(environ: Mapping[str, str]) -> str:
 
 
 def start_process(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Run the user's command.
-
-    Call it from the main thread: the kernel ends the trainer together with the thread that started it.
-    """
+    """Call it from the main thread: the kernel ends the trainer together with the thread that started it."""
     return subprocess.Popen(
         [*DIE_WITH_PARENT, *command],
         stdin=subprocess.DEVNULL,
@@ -150,7 +147,6 @@ class LimbProcesses:
         return [limb.pid for limb in self._limbs]
 
     def take_number(self, number: int) -> None:
-        """Set the number in front of the lines to come."""
         for limb in self._limbs:
             limb.take_number(number)
 
@@ -182,5 +178,4 @@ class LimbProcesses:
             limb.signal(signum)
 
     async def wait_printed(self, timeout_s: float) -> None:
-        """Wait until the output of all has ended."""
         await asyncio.gather(*(limb.wait_printed(timeout_s) for limb in self._limbs))

@@ -54,7 +54,7 @@ PREPARED = f"{REBUILD}; or train with `edl run --ring torch`, whose rings always
 
 
 class Health(StrEnum):
-    """Outcome of a check; `warn` is for what works here and may fail elsewhere or later."""
+    """`warn` is for what works here and may fail elsewhere or later."""
 
     OK = "ok"
     WARN = "warn"
@@ -368,7 +368,7 @@ def table(checks: Iterable[Checked]) -> str:
 
 
 def run(json: bool) -> int:
-    """Carry out `edl doctor`. Return its exit code."""
+    """Return the exit code of `edl doctor`."""
     checks = look(os.environ)
     print(msgspec.json.encode(checks).decode() if json else table(checks))
     return int(any(check.outcome is Health.FAIL for check in checks))

@@ -144,7 +144,7 @@ class WarmPython:
             return None
 
     def fork(self, environ: Mapping[str, str]) -> ForkedWorker | None:
-        """Fork a worker; None if the process does not answer and is of no use any more."""
+        """Return None if the process does not answer and is of no use any more."""
         try:
             told = self._told(shown=self._command, environ=dict(environ))
         except OSError:  # the launcher's folder is gone
@@ -233,7 +233,7 @@ class Forks:
         self._handle(seen)
 
     def start(self, environ: Mapping[str, str]) -> ForkedWorker | None:
-        """Fork a worker; None if a new process is to be started instead."""
+        """Return None if a new process is to be started instead."""
         if self._machine.stage is not WarmStage.READY:
             return None
         assert self._warm is not None

@@ -108,7 +108,7 @@ def write_function(folder: Path, content: bytes) -> None:
 
 
 def write_result(folder: Path, life: int, rank: int, result: object) -> None:
-    """Write a result for the caller. Raises UsageError if it cannot be pickled."""
+    """Raises UsageError if the result cannot be pickled."""
     import cloudpickle  # noqa: TID251 - see above
 
     try:
@@ -155,7 +155,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a file. Raises ConfigError if it is missing, or another user could have written it."""
+    """Raises ConfigError if the file is missing, or another user could have written it."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
     except OSError as error:

@@ -51,8 +51,6 @@ OVER = frozenset({"finished", "failed", "preempted"})
 
 
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch of a job on this machine."""
-
     job: str
     launcher_pid: int
     launcher_start: int  # with the pid: the launcher and no other process
@@ -118,7 +116,7 @@ class Folder:
         self.life = path / "life"  # a lock that the launcher holds
 
     def read(self) -> LaunchRecord | None:
-        """Return the record; None if it is missing or unreadable."""
+        """Return None if the record is missing or unreadable."""
         try:
             record = msgspec.json.decode((self.path / "record.json").read_bytes(), type=LaunchRecord)
         except (OSError, msgspec.MsgspecError):

@@ -45,8 +45,6 @@ WHY_NOT: Final = {  # said where the reason of the failure does not tell it alre
 
 
 class LaunchVerdict(msgspec.Struct, frozen=True):
-    """The end of a launch."""
-
     code: int
     state: str  # for the record: finished, failed or preempted
     reason: str = ""
@@ -110,7 +108,7 @@ class RestartRule:
         return decided.verdict if isinstance(decided, Enough) else None
 
     def decide(self, end: LifeEnd) -> Again | Enough:
-        """A life has ended. Call it once for each."""
+        """Call it once for each life that has ended."""
         self._step = max(self._step, end.step)
         since = () if end.saved > self._saved else self._failures
         decided = self._judge(end, since)

@@ -40,7 +40,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
         return self.record is not None and self.record.alive and self.record.state in {"starting", "resuming"}
 
     def client(self) -> JobClient:
-        """Connect to the job. Raises ConfigError if it has no coordinator, or none yet."""
+        """Raises ConfigError if the job has no coordinator, or none yet."""
         if self.coordinator is None:
             why = "is just being started" if self.record is not None and self.record.alive else "is over"
             raise ConfigError(f"job {self.job} {why}: there is no worker to ask")

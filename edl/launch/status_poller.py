@@ -42,7 +42,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 def point_of(status: Status, ts: float) -> Point | None:
-    """Return a point; None if the leader does not know the job's progress."""
+    """Return None if the leader does not know the job's progress."""
     if status.stable is None or not status.generation:
         return None
     first = next((worker.host for worker in status.workers if worker.rank == 0), "")

@@ -52,8 +52,6 @@ class EndTimeouts(msgspec.Struct, frozen=True):
 
 
 class WorkerExited(msgspec.Struct, frozen=True):
-    """The process of a worker ended."""
-
     slot: int
     code: int  # as of subprocess: negative for a signal
 
@@ -130,8 +128,7 @@ class EndWorkers(msgspec.Struct, frozen=True):
     """Ask all workers that are left to end."""
 
 
-class KillWorkers(msgspec.Struct, frozen=True):
-    """Kill all workers that are left."""
+class KillWorkers(msgspec.Struct, frozen=True): ...
 
 
 class StartWorkers(msgspec.Struct, frozen=True):

@@ -31,8 +31,6 @@ _WITH_ARGUMENT = frozenset("WX")
 
 
 class PythonLine(msgspec.Struct, frozen=True):
-    """A command line of Python."""
-
     program: str
     flags: tuple[str, ...]
     kind: Literal["script", "module", "code"]
@@ -41,7 +39,7 @@ class PythonLine(msgspec.Struct, frozen=True):
 
 
 def python_line(command: Sequence[str]) -> PythonLine | None:
-    """Parse a command line; None if it is not Python's, or a fork would run it differently."""
+    """Return None if the line is not Python's, or a fork would run it differently."""
     if not command or not re.fullmatch(r"python[0-9.]*", command[0].rpartition("/")[2]):
         return None
     words = list(command[1:])

@@ -69,7 +69,6 @@ class WorkerNumbers:
         return self._numbers[slot]
 
     def of(self, slot: int) -> int:
-        """Return the number of a worker that was started."""
         return self._numbers[slot]
 
     def rank(self, ranks: Mapping[int, int]) -> dict[int, int]:

@@ -72,11 +72,11 @@ class Refusals:
         self._counts: Counter[str] = Counter()
 
     def count(self, reason: StrEnum, of: str = "") -> None:
-        """Count a refusal. `of`: a server other than the transport's, which has reasons of its own."""
+        """`of`: a server other than the transport's, which has reasons of its own."""
         self._counts[f"{of}_{reason.value}" if of else reason.value] += 1
 
     def snapshot(self) -> dict[str, int]:
-        """Return the number of refusals by reason, without reasons that never occurred."""
+        """Leave out reasons that never occurred."""
         return dict(self._counts)
 
 

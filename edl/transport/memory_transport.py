@@ -34,8 +34,6 @@ class Fate(Enum):
 
 
 class Parcel(msgspec.Struct, frozen=True):
-    """A message in transit."""
-
     sender: str  # of the call, in both directions
     address: str  # of the server, in both directions
     reply: bool
@@ -43,7 +41,7 @@ class Parcel(msgspec.Struct, frozen=True):
 
 
 class MemoryNetwork:
-    """Connect servers and clients. `fate`, when set, is asked for every message."""
+    """`fate`, when set, is asked for every message."""
 
     def __init__(self) -> None:
         self.fate: Callable[[Parcel], Fate] | None = None
@@ -84,7 +82,6 @@ class MemoryNetwork:
                 gate.set_result(None)
 
     async def wait_held(self, number: int) -> None:
-        """Wait until at least `number` messages are held."""
         while len(self.held) < number:
             self._holding.clear()
             await self._holding.wait()

@@ -260,7 +260,7 @@ class PipeClient:
         return _peer(self._socket)[0]
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message, from any thread. Raises PipeClosed."""
+        """Call it from any thread. Raises PipeClosed."""
         frame = _frame(message)
         with self._sending:
             if self._socket is None:
@@ -272,7 +272,7 @@ class PipeClient:
                 raise PipeClosed(f"the daemon does not take messages: {error}") from error
 
     def close(self) -> None:
-        """Close the connection, from any thread, also from a callback. Harmless twice."""
+        """Call it from any thread, also from a callback. Harmless twice."""
         self._closed = True
         with self._sending:
             connected, self._socket = self._socket, None

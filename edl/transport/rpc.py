@@ -135,7 +135,9 @@ class _OneMethod:
 
 
 class Client:
-    """Call one address. The connection is opened with the first call, and again when it was lost."""
+    """Call one address; see `edl.transport.call_errors.Caller`. The connection is opened with the first call, and again
+    when it was lost.
+    """
 
     def __init__(self, secret: bytes, job: str, sender: str, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -145,7 +147,6 @@ class Client:
         self._closed = False
 
     def connect(self) -> None:
-        """Begin to connect, so that the first call takes no longer than others. Harmless twice."""
         self._opened().get_state(try_to_connect=True)
 
     @overload
@@ -153,7 +154,6 @@ class Client:
     @overload
     async def call(self, body: msgspec.Struct, reply_type: UnionType, *, term: int, deadline_s: float) -> Any: ...
     async def call(self, body: msgspec.Struct, reply_type: Any, *, term: int, deadline_s: float) -> Any:
-        """Return the reply. Raises Unreachable, DeadlineExceeded, Refused, Unauthentic; all within `deadline_s`."""
         request = self._speaker.seal(body, term)
         try:
             reply = await self._connected()(request, timeout=deadline_s)

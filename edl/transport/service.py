@@ -189,7 +189,7 @@ class Speaker:
         self._numbers = count(1)
 
     def seal(self, body: msgspec.Struct, term: int) -> bytes:
-        """Seal a request. Raises Refused if no server would take it."""
+        """Raises Refused if no server would take the request."""
         payload = msgspec.msgpack.encode(body)
         number = next(self._numbers)
         request = Request(self._job, term, self._address, self._sender, self._boot, number, payload)

@@ -283,9 +283,7 @@ class StateReceiver:
     """Receive `Contents` from another trainer; they can be passed on while they arrive."""
 
     def __init__(self, source: int, key: bytes, generation: int, here: int, timeout_s: float, number: int = 0) -> None:
-        """Keep the settings. `source`: whom to ask; `here`: this trainer's own listening address; `number`: of the
-        state.
-        """
+        """`source`: whom to ask; `here`: this trainer's own listening address; `number`: of the state."""
         self._source = source
         self._number = number
         self._key = key

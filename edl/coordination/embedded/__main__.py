@@ -32,8 +32,6 @@ _LOOK_S = 0.2
 
 
 class EmbeddedServer:
-    """The server, on its event loop."""
-
     def __init__(self, folder: Path) -> None:
         """Read the journal of `folder`. Raises ConfigError with one line if the journal cannot be used."""
         self._folder = folder
@@ -64,7 +62,7 @@ class EmbeddedServer:
             await asyncio.sleep(_LOOK_S)
 
     async def _make_files_anew(self) -> None:
-        """Raises ConfigError if the folder was removed, too, and another server is in a new one."""
+        """Raise ConfigError, too, if the folder was removed and another server is in a new one."""
         try:
             if not is_same(self._opened, self._folder):
                 self._folder.mkdir(mode=0o700, exist_ok=True)  # not where the record of the whole job is gone

@@ -71,7 +71,7 @@ class EmbeddedCore:
         self._watching: defaultdict[str, set[int]] = defaultdict(set)  # links, by path
 
     def hear(self, link: int, message: Asked, now: float, fresh: int) -> list[Command] | PlannedRecord:
-        """Handle a message. `fresh` is a number that no session has had, for a session that may begin here."""
+        """`fresh` is a number that no session has had, for a session that may begin here."""
         session = self._sessions.get(link)
         match message:
             case BeginSession(wanted, timeout_s) if session is None:

@@ -53,7 +53,6 @@ class LocalEmbedded(ChildServer):
 
     @property
     def coordinator(self) -> Coordinator:
-        """The settings of a connection."""
         return Coordinator(f"{EMBEDDED}://{self._folder / SOCKET}")
 
     async def _take_folder(self) -> None:

@@ -103,9 +103,7 @@ class EmbeddedLine:
             self._connection.send(message)
 
     async def ask(self, question: Callable[[int], SignOfLife | ReadNode | ListChildren | CommitOps]) -> Any:
-        """Send a question and return the answer. Raises StoreUnavailable when the connection is lost before the answer
-        comes.
-        """
+        """Raises StoreUnavailable when the connection is lost before the answer comes."""
         if self._connection is None or self.lost.is_set():
             raise StoreUnavailable("not connected to the coordinator")
         self._number += 1

@@ -48,8 +48,6 @@ class StateSnapshot(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class KeptNode(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A node of a snapshot."""
-
     path: str
     node: StoredNode
     children: int
@@ -189,7 +187,7 @@ class Journal:
             return True
 
     def append(self, record: Record) -> None:
-        """Append a record. After an OSError the journal is as before."""
+        """After an OSError the journal is as before."""
         frame = rest = framed(record)
         try:
             while rest:  # after a short write, the next try raises the reason

@@ -43,7 +43,7 @@ _OPTIONS: list[tuple[str, int | str]] = [
 
 
 class EtcdConnection:
-    """A connection to open, use and close. The caller bounds the time of every call."""
+    """The caller bounds the time of every call."""
 
     def __init__(self, address: tuple[str, int], coordinator: Coordinator, *, patience_s: float) -> None:
         self._host, self._port = address
@@ -55,11 +55,11 @@ class EtcdConnection:
 
     @property
     def known(self) -> bool:
-        """True if the server has accepted the password."""
+        """Return True if the server has accepted the password."""
         return bool(self._metadata)
 
     async def open(self) -> None:
-        """Connect. Raises StoreUnavailable, and AccessDenied if the server does not accept the password."""
+        """Raises StoreUnavailable, and AccessDenied if the server does not accept the password."""
         target = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         if self._host.startswith("/"):
             target = f"unix:{self._host}"
@@ -72,7 +72,7 @@ class EtcdConnection:
         await self._authenticate(self._metadata)
 
     async def call(self, method: Method[Q, A], request: Q, *, timeout_s: float, path: str = "/") -> A:
-        """Make a call; renew an expired token and retry once. Raises the port's errors."""
+        """Renew an expired token and retry once. Raises the port's errors."""
         used = self._metadata
         try:
             return await self._once(method, request, timeout_s, path, used)
@@ -90,7 +90,7 @@ class EtcdConnection:
         )(metadata=self._metadata)
 
     async def close(self) -> None:
-        """Close the connection. Calls in flight end as if it had broken."""
+        """Calls in flight end as if the connection had broken."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -239,7 +239,6 @@ class NoPasswords(EdlError):
 
 
 def translate_status(code: grpc.StatusCode, details: str, path: str) -> EdlError:
-    """Return the port's error for a status of gRPC."""
     for words, error in (
         (_OLD_TOKEN, TokenRefused(details)),
         (_NO_ACCESS, AccessDenied(path)),

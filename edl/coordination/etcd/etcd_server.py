@@ -86,9 +86,7 @@ class LocalEtcd(ChildServer):
         digest: Digest | None = None,
         flags: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare the server. With port 0 it listens on a socket in a private folder (`socket`), which no other user
-        can reach.
-        """
+        """With port 0 the server listens on a socket in a private folder (`socket`), which no other user can reach."""
         super().__init__(folder, address, port, lock)
         self._digest = digest
         self._sockets = _for_sockets(folder)
@@ -106,7 +104,7 @@ class LocalEtcd(ChildServer):
     async def _start_in(
         cls, folder: Path, lock: int, port: int | None, digest: Digest | None, address: str | None
     ) -> Self:
-        """Start the server. Without a port and an address it listens on a socket that only this user can open."""
+        """Without a port and an address the server listens on a socket that only this user can open."""
         if port is None and address is None:
             return await started(cls(folder, LOOPBACK, 0, lock=lock))
         if digest is not None and not (folder / "data").exists():
@@ -125,7 +123,6 @@ class LocalEtcd(ChildServer):
 
     @property
     def coordinator(self) -> Coordinator:
-        """The settings of a connection."""
         if not self.port:
             return Coordinator(f"etcd://{self.socket}")
         return Coordinator(f"etcd://{self.address}:{self.port}", self._digest)

@@ -68,7 +68,7 @@ class Watches:
     """The watches of a store; they are registered with etcd while there is a connection."""
 
     def __init__(self, layout: KeyLayout, seen: Callable[[], int], session_gone: Callable[[], None]) -> None:
-        """Prepare; `seen` returns the newest revision that this client has seen."""
+        """`seen` returns the newest revision that this client has seen."""
         self._layout = layout
         self._seen = seen
         self._session_gone = session_gone
@@ -218,7 +218,7 @@ class Session:
 
     @property
     def connection(self) -> EtcdConnection:
-        """The connection. Raises StoreUnavailable while there is none that can be trusted."""
+        """Raises StoreUnavailable while there is no connection that can be trusted."""
         if self._connection is None or self.link is not Link.CONNECTED:
             raise StoreUnavailable(f"not connected to the coordinator {self._coordinator.hosts}")
         return self._connection

@@ -151,7 +151,7 @@ def ancestors(path: str) -> Iterator[str]:
 
 
 def plan(layout: KeyLayout, snapshot: Snapshot, ops: Sequence[Op], fence: str | None, session: int) -> EtcdPlan:
-    """Plan a transaction. Raises the port's error if the transaction is refused."""
+    """Raises the port's error if the transaction is refused."""
     if fence is not None and snapshot[fence].node is None:
         raise Fenced(f"the reign is over: {fence} is gone")
     base = {path: _entry(seen) for path, seen in snapshot.items() if seen.node is not None}

@@ -51,9 +51,7 @@ def _described(message: type) -> Iterator[_Field]:
 
 
 def encode(message: Any) -> bytes:
-    """Encode a message. Fields that equal their defaults are left out, except for a message that is
-    present and empty.
-    """
+    """Leave out fields that equal their defaults, except for a message that is present and empty."""
     out = bytearray()
     for one in _layout(type(message)):
         value = getattr(message, one.name)
@@ -93,7 +91,7 @@ def _varint(value: int) -> bytes:
 
 
 def decode(message: type[M], data: bytes) -> M:
-    """Decode a message. Fields that only a newer server knows are skipped. Raises PeerError for malformed bytes."""
+    """Skip fields that only a newer server knows. Raises PeerError for malformed bytes."""
     known = {one.number: one for one in _layout(message)}
     values: dict[str, Any] = {}
     try:
