@@ -7,8 +7,6 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """The clock that a shell reads."""
-
     def now(self) -> float:
         """Return seconds of a clock that never goes back; only differences have a meaning."""
 
@@ -17,8 +15,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clocks of this computer."""
-
     def now(self) -> float:
         return time.monotonic()
 

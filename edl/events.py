@@ -82,7 +82,6 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def from_flat(flat: dict[str, Any]) -> Event:
-    """Restore the event from which `Event.flat` made `flat`."""
     place = {name: flat[name] for name in PLACE}
     return msgspec.convert({**place, "details": details_of(flat)}, Event)
 
@@ -98,5 +97,4 @@ def encode(*told: Event) -> bytes:
 
 
 def decode(raw: bytes) -> list[Event]:
-    """Return the events that `encode` wrote."""
     return [msgspec.json.decode(line, type=Event) for line in raw.splitlines()]

@@ -19,8 +19,6 @@ from edl.events import Kind
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of one kind of event."""
-
     kind: ClassVar[Kind]
 
     def details(self) -> dict[str, Any]:
@@ -34,7 +32,6 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert(details, cls)
 
     def words(self) -> str:
-        """Describe the fact for people."""
         return _plain(self.details())
 
 

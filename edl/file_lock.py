@@ -56,7 +56,6 @@ def hold(path: Path) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether any process holds the lock."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

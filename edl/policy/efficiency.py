@@ -54,7 +54,6 @@ class Utility(msgspec.Struct, frozen=True):
     pieces: tuple[Piece, ...]
 
     def at(self, end_s: float) -> float:
-        """Return the worth of an end at `end_s`."""
         began = 0.0
         for piece in self.pieces:
             if end_s <= piece.until_s:

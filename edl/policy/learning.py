@@ -104,7 +104,6 @@ class Ramp(msgspec.Struct, frozen=True):
     steps: int = RAMP_STEPS
 
     def at(self, step: int) -> float:
-        """Return the factor in `step`."""
         done = step - self.began
         if done >= self.steps or self.steps <= 0:
             return self.after

@@ -44,10 +44,10 @@ class Ruling:
 
 
 class Engine:
-    """The engine of one job. All inputs come by `look`."""
+    """All inputs come by `look`."""
 
     def __init__(self, policy: Policy | None, pacing: Pacing, *, only_tell: bool = False) -> None:
-        """Prepare the engine. With `only_tell`, a straggler is reported, and stays."""
+        """With `only_tell`, a straggler is reported, and stays."""
         self._policy = policy
         self._pacing = pacing
         self._only_tell = only_tell
@@ -144,7 +144,7 @@ class Choice:
 
     @property
     def is_users(self) -> bool:
-        """True if a user's code decides, instead of edl's own policies."""
+        """Tell whether a user's code decides, instead of edl's own policies."""
         return self.kind == "policy"
 
     def naming(self, digest: str) -> str:

@@ -39,8 +39,6 @@ class Spent(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A worker that is too slow, and the apparent cause."""
-
     worker: str
     pace: float
     cause: str  # "data", "compute" or "host"
@@ -84,7 +82,6 @@ class WorkerPaces:
 
     @property
     def paces(self) -> dict[str, float]:
-        """The pace of each worker of the ring."""
         return dict(self._paces)
 
     def verdict(self) -> Straggler | None:

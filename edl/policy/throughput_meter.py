@@ -24,7 +24,7 @@ Point = tuple[float, int, int]  # time, step, samples trained until then
 
 
 class Meter:
-    """A meter that gets observations of the job; they may come as seldom as once a second."""
+    """Observations of the job may come as seldom as once a second."""
 
     def __init__(self, known: tuple[Rate, ...] = ()) -> None:
         self._known = {rate.size: rate for rate in known}
@@ -48,7 +48,7 @@ class Meter:
 
     @property
     def present(self) -> Rate | None:
-        """The rate of the present generation, so far."""
+        """Return the rate of the present generation, so far."""
         if len(self._points) < 2:
             return None
         (began, first, before), (ended, last, after) = self._points[0], self._points[-1]
@@ -56,7 +56,7 @@ class Meter:
 
     @property
     def rates(self) -> tuple[Rate, ...]:
-        """The rate of each size in its newest visit that was long enough, smallest size first."""
+        """Return the rate of each size in its newest visit that was long enough, smallest size first."""
         known = dict(self._known)
         present = self.present
         if present is not None and (present.size not in known or present.batches >= FEWEST):

@@ -32,7 +32,7 @@ def ring_kind(said: str, *, horovod_alone: bool, has_horovod: bool) -> RingKind:
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The place of one worker in the ring of one generation. Generation 0 is the solo ring: size 1, no rendezvous."""
+    """Generation 0 is the solo ring: size 1, no rendezvous."""
 
     generation: int
     rank: int
@@ -111,8 +111,6 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Verdict(StrEnum):
-    """The leader's decision about a worker."""
-
     STAY = "stay"
     LEAVE = "leave"  # exit 0 after `leave_after_step`
     STOP = "stop"  # the job is over

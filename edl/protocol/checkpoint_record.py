@@ -66,8 +66,6 @@ class PartInfo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DurablePart(msgspec.Struct, frozen=True, array_like=True):
-    """A durable part, with its worker."""
-
     worker: str
     info: PartInfo
 
@@ -190,7 +188,6 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 def path_of(checkpointing: Checkpointing, job: str, number: int, step: int) -> str:
-    """Return the path of a checkpoint."""
     # The number is allocated by a write that only the reigning leader can make, so paths are fenced.
     folder = checkpointing.folder.rstrip("/")
     return f"{folder}/{job}/{checkpointing.life:04d}-{number:06d}-{step:012d}"

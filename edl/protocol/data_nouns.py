@@ -165,7 +165,6 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def until_step(self) -> int:
-        """Return the last step that this lease has samples for."""
         return self.after_step + self.steps
 
     def share(self, step: int) -> int:

@@ -23,7 +23,6 @@ GRADIENTS: Final = "the gradients"  # the awaited collective of a step; any othe
 
 
 def clipped(reason: str) -> str:
-    """Shorten a reason to the longest that is accepted."""
     return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."
 
 

@@ -53,7 +53,6 @@ def told(job: str, count: int) -> str:
 
 
 def events_in(name: str) -> int:
-    """Return the number of events in the node of this name."""
     return int(name[1:].partition("-")[0] or 1)
 
 

@@ -237,7 +237,7 @@ class DriverCount(msgspec.Struct, frozen=True):
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True):
-    """What the leaders have decided about checkpoints, and about the end of a job that is to go."""
+    """Decisions of the leaders about checkpoints, and about the end of a job that is to go."""
 
     saving: Saving | None = None  # at most one at a time
     saves: int = 0  # number of savings ever begun
@@ -252,7 +252,7 @@ class CheckpointRecord(msgspec.Struct, frozen=True):
 
 
 class SizingRecord(msgspec.Struct, frozen=True):
-    """What people, the job's policy and horovodrun's driver have asked of its size and its batch."""
+    """Requests of people, the job's policy and horovodrun's driver for the job's size and its batch."""
 
     taken: tuple[Taken, ...] = ()  # the newest requests for another size, oldest first
     driver: DriverCount | None = None  # None: no elastic horovodrun has started the job
@@ -266,7 +266,7 @@ class SizingRecord(msgspec.Struct, frozen=True):
 
 
 class EndingRecord(msgspec.Struct, frozen=True):
-    """How scripts have ended, and where workers have differed."""
+    """Ends of scripts, and differences between workers."""
 
     # generation and step of the newest divergence reported, and whether it persisted
     diverged: tuple[int, int, bool] = (0, 0, False)

@@ -79,8 +79,6 @@ class Growth(StrEnum):
 
 
 class LossCause(StrEnum):
-    """The cause of a worker's loss."""
-
     DIED = "died"  # its process ended without a message
     SCRIPT = "script"  # its script raised
     OVERDUE = "overdue"  # it held up the others for too long

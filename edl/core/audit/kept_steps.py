@@ -203,8 +203,6 @@ class PartKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplayedPart:
-    """A part that was computed again."""
-
     key: PartKey
     here: int  # digest
     in_run: tuple[int, ...]  # digests: several, where a step was void, or a life went on from before it

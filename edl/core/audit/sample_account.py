@@ -135,8 +135,6 @@ class Offender(msgspec.Struct, frozen=True):
 
 
 class StreamAccount(msgspec.Struct, frozen=True):
-    """The shards of one epoch of a stream, and the first items that are lost or repeated."""
-
     shards: int
     ended: int  # of which the end is known
     unit: int  # tokens of an item
@@ -220,8 +218,6 @@ class _Hand(msgspec.Struct, frozen=True):
 
 
 class _Weighing(msgspec.Struct, frozen=True):
-    """Samples and weights of one step."""
-
     life: int
     step: int
     samples: dict[str, int]  # of each member
@@ -229,7 +225,7 @@ class _Weighing(msgspec.Struct, frozen=True):
 
     @property
     def updated(self) -> bool | None:
-        """Tell whether any member updated its model; None: no worker reported a weight."""
+        """Return None where no worker reported a weight."""
         return any(self.weights.values()) if self.weights else None
 
     def misweighed(self) -> Iterator[Weighed]:
@@ -242,7 +238,7 @@ class _Weighing(msgspec.Struct, frozen=True):
 
 
 def account(audits: Sequence[WorkerAudit]) -> Account:
-    """Account for a job's samples. Raises UsageError for audits that do not belong together, or are not complete."""
+    """Raise UsageError for audits that do not belong together, or are not complete."""
     job, found = _job_of(audits), lives(audits)
     counting = [life for life in found if life.counts]
     spec = _spec_of(counting)

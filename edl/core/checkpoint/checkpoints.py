@@ -169,7 +169,7 @@ class Checkpoints:
             working.change(save_requests=asked, save_wanted=step, pressing=False)
 
     def hear(self, happened: SavingPublished | PublishingFailed) -> None:
-        """Note that a saving was published or failed to be. A late message about an abandoned saving is ignored."""
+        """Ignore a late message about an abandoned saving."""
         saving = self._working.record.checkpoints.saving
         if saving is None or saving.number != happened.number or not saving.complete:
             return

@@ -53,7 +53,6 @@ Requests = tuple[SaveRequest, ...]
 
 
 def known(record: Record, request: str) -> SaveRequest | None:
-    """Return a request that was taken before and has an outcome."""
     return next((one for one in record.checkpoints.save_requests if one.request == request), None)
 
 

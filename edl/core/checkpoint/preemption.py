@@ -27,7 +27,7 @@ LOOK_S: Final = 0.1
 
 
 class Preempting:
-    """Save a preempted job and end it. Each leader's deadline begins anew (I12)."""
+    """Each leader's deadline begins anew (I12)."""
 
     def __init__(self, working: WorkingState, checkpoints: Checkpoints, lead_times: LeadTimes) -> None:
         self._working = working

@@ -46,8 +46,6 @@ def _of(worker: str, holders: dict[int, Remnant]) -> Remnant:
 
 
 class Remnants:
-    """Remnants of one job's workers."""
-
     def __init__(self, working: WorkingState, checkpoints: Checkpoints, longest_s: float) -> None:
         """`longest_s`: for how long remnants are held where no step comes that makes them useless. A worker is
         replaced only after that.

@@ -52,7 +52,6 @@ class SavingPace:
             self._since = seen
 
     def begin(self, generation: int, seen: Seen) -> None:
-        """Begin to measure a saving."""
         self.look(generation, seen)
         self._since, self._begun = None, seen
 

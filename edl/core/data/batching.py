@@ -33,7 +33,7 @@ def batch_of_all(batching: Batching, size: int, given: int) -> int:
 
 
 def in_force(policy: Batching, asked: int) -> Batching:
-    """Return the batch rule that counts: a size that people asked for (`asked` > 0), else the job's own rule."""
+    """Prefer a size that people asked for (`asked` > 0) to the job's own rule."""
     return Batching(BatchRule.ASKED, most=asked) if asked else policy
 
 

@@ -51,7 +51,7 @@ class Unheard:
 
 
 class LeaseGrants:
-    """Leases of the data, by what is seen of the workers. `lead_times`: how far it is leased ahead of them."""
+    """`lead_times` says how far the data is leased ahead of the workers."""
 
     def __init__(self, working: WorkingState, lead_times: LeadTimes) -> None:
         self._working = working
@@ -66,7 +66,6 @@ class LeaseGrants:
         self._slowest: set[str] = set()  # members of the ring that are not beyond the newest stable step
 
     def open(self, worker: str, spec: DataSpec) -> None:
-        """Open the data that `worker` trains on."""
         working = self._working
         try:
             newest = working.newest()[0]
@@ -78,7 +77,6 @@ class LeaseGrants:
             working.end(JobState.FAILED, str(error), FailedBy.REFUSAL)
 
     def learn(self, told: tuple[ShardPart, ...]) -> None:
-        """Take in what a worker has found out about a stream."""
         ledger = self._working.ledgers.ledger
         if ledger is None or not told:
             return
@@ -388,7 +386,8 @@ class LeaseGrants:
     def _project_anew(self, read: int) -> None:
         """Update the ledger of an announced checkpoint: leases beyond the step `read` have changed since then.
 
-        Not of one whose parts are all durable: its step is trained, whatever a new leader knows, and may be published.
+        A checkpoint whose parts are all durable keeps its ledger: its step is trained, whatever a new leader knows, and
+        it may be published.
         """
         working, saving = self._working, self._working.record.checkpoints.saving
         if saving is not None and not saving.complete and read < self._to_be_saved() <= working.ledgers.covered_step:
@@ -396,8 +395,8 @@ class LeaseGrants:
             working.change(saving=msgspec.structs.replace(saving, ledger=ledger), pressing=False)
 
     def _holds_up(self) -> bool:
-        """A member waits for samples at the mark of a plan that came to nothing, and cannot come to the ring that
-        follows.
+        """Tell whether a member waits for samples at the mark of a plan that came to nothing, and cannot come to the
+        ring that follows.
 
         While the plan itself is to come into force, a worker that got samples here would take them along to its ring.
         """
@@ -454,8 +453,8 @@ class LeaseGrants:
         return min([covered, *(one.covered_before for one in self._unheard)])
 
     def _waits_in_vain(self, ledger: Ledger) -> bool:
-        """A member of a broken ring waits for samples that are held back until others have trained theirs, which they
-        cannot. A step without samples shows it that its ring is broken.
+        """Tell whether a member of a broken ring waits for samples that are held back until others have trained theirs,
+        which they cannot. A step without samples shows the member that its ring is broken.
         """
         record, seen = self._working.record, self._working.seen
         if record.plan is None or record.plan.after_step is not None or not ledger.holds_back:

@@ -57,7 +57,7 @@ class LedgerVersions:
         return None if self.ledger is None else self.ledger.snapshot()
 
     def open(self, worker: str, spec: DataSpec, roster: Sequence[str], step: int) -> bool:
-        """Open the data that `worker` trains on; return whether that is news. Raises UsageError for contradictions."""
+        """Return whether the data is news. Raises UsageError for contradictions."""
         if self.ledger is None:
             if spec.by_sample and self.batching != Batching():
                 raise UsageError(_OWN_BATCHES)
@@ -97,9 +97,9 @@ class LedgerVersions:
         return tuple(worker for worker, (first, last) in parts.items() if any(first <= lane < last for lane in lanes))
 
     def projected(self, step: int) -> LedgerSnapshot | None:
-        """The data as it will be after `step`, up to which it is leased.
+        """Return the data as it will be after `step`, up to which it is leased.
 
-        As long as no script has asked for it, it is as the life before has left it.
+        As long as no script has asked for the data, it is as the life before has left it.
         """
         if self.ledger is not None:
             return projected(self.ledger, step)
@@ -107,8 +107,8 @@ class LedgerVersions:
         return None if before is None else rebased(before, step)
 
     def can_spare(self) -> bool:
-        """Newcomers may have no samples in their first steps: batches are as many samples of each worker, not of all
-        together, and edl cuts them.
+        """Tell whether newcomers may have no samples in their first steps: batches are as many samples of each worker,
+        not of all together, and edl cuts them.
         """
         if self.ledger is None or self.ledger.spec.by_sample or self.ledger.spec.virtual:
             return False
@@ -123,7 +123,7 @@ class LedgerVersions:
         *,
         spare: int = 0,
     ) -> Ledger | None:
-        """The data as it will be after `after_step`, so that no worker asks for it inside the pause.
+        """Return the data as it will be after `after_step`, so that no worker asks for it inside the pause.
 
         `read`: no worker has read beyond this step, nor will; what is leased of later ones is leased anew. `spare`: in
         so many steps newcomers have no samples.
@@ -140,7 +140,7 @@ class LedgerVersions:
     def enter(
         self, plan: Plan, step: int, source: int, superseded: Iterable[Plan], ahead: int, read: int | None = None
     ) -> Epochs:
-        """`plan` comes into force after `step`; the steps up to it were trained by the leases of `source`.
+        """Bring `plan` into force after `step`; the steps up to it were trained by the leases of `source`.
 
         If the ring agreed on the planned step, or on the one that was foreseen, its leases were made for that and are
         in use already. Else the step is known only now, and no worker trains on before the leases are. `read`: as in

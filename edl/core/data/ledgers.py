@@ -284,7 +284,6 @@ def new_ledger(
 
 
 def restored_ledger(snapshot: LedgerSnapshot) -> Ledger:
-    """Return a ledger that is equal to the one that the snapshot was taken of."""
     return _kind(snapshot.spec).restore(snapshot)
 
 

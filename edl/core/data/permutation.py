@@ -64,12 +64,12 @@ def _one_pass(rows: int, columns: int, keys: tuple[int, ...], numbers: Words) ->
 
 
 def _below(bound: int, key: int, words: Words) -> Words:
-    """A keyed hash of each word, spread over 0..bound-1; `bound` is at most 2**32."""
+    """Return a keyed hash of each word, spread over 0..bound-1; `bound` is at most 2**32."""
     return ((_mixed(words ^ np.uint64(key)) >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32)
 
 
 def _mixed(words: Words) -> Words:
-    """The finalizer of splitmix64, on arrays: a bijection of 64-bit words in which each bit depends on all."""
+    """Apply the finalizer of splitmix64 to arrays: a bijection of 64-bit words in which each bit depends on all."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
@@ -84,7 +84,7 @@ def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
 
 
 def _mixed_int(word: int) -> int:
-    """`_mixed` of one word after an increment, so that zero is as good a seed as any."""
+    """Return `_mixed` of one word after an increment, so that zero is as good a seed as any."""
     word = (word + GOLDEN) & MASK
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK

@@ -13,7 +13,8 @@ from edl.protocol.data_nouns import Lease, Range, Totals
 
 
 def evenly(available: int, steps: int, batches: Sequence[int]) -> tuple[int, list[int]]:
-    """Steps and each member's samples: full batches, then in one more step what is left, by the batches' sizes.
+    """Return the steps and each member's samples: full batches, then in one more step what is left, by the batches'
+    sizes.
 
     A member has two of that or none, where it can be: a model with batch norm cannot train on one.
     """

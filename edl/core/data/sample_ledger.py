@@ -202,11 +202,11 @@ class Ledger(ABC):
         return tuple(lease for lease in member.leases if lease.number > after) if member else ()
 
     def totals(self) -> tuple[Totals, ...]:
-        """Samples of all members together in the steps step+1 .. covered_step.
+        """Return the samples of all members together in the steps step+1 .. covered_step.
 
         Within a generation, that is from one `enter` with the grant that follows it to the next, a step's total never
-        changes once it is there: later rounds only add steps, and `rebatch` changes only those that no worker
-        has seen samples of. So workers may divide by it without asking again.
+        changes once it is there: later rounds only add steps, and `rebatch` changes only those that no worker has seen
+        samples of. So workers may divide by it without asking again.
         """
         if self._totals is None:  # asked for by each worker in turn
             self._totals = sums(self._all_leases(), self._step, self._covered)
@@ -224,7 +224,7 @@ class Ledger(ABC):
     def enter(
         self, roster: Sequence[str], step: int, batches: Sequence[int] | None = None, *, spare: int = 0
     ) -> tuple[int, ...]:
-        """A new generation takes over after the committed step `step`. Returns the epochs that ended with it.
+        """Let a new generation take over after the committed step `step`; return the epochs that ended with it.
 
         What those who are gone hold of later steps is unassigned again. Newcomers have nothing until the next `grant`,
         which must follow before any step of theirs is committed. `batches`: of each in `roster`, from now on. `spare`:
@@ -349,7 +349,6 @@ class Ledger(ABC):
     # ------------------------------------------------------------------------------------------------- snapshots
 
     def snapshot(self) -> LedgerSnapshot:
-        """Return the whole state as a value that `restore` turns into an equal ledger."""
         members = (MemberSnapshot(name, one.batch, one.number, one.leases) for name, one in self._members.items())
         return LedgerSnapshot(
             spec=self._spec,
@@ -559,7 +558,7 @@ class Ledger(ABC):
         return (piece for lease in self._all_leases() for piece in lease.left(self._step))
 
     def _amiss(self) -> tuple[int, int]:
-        """Samples that an ended epoch has left untrained, and samples that are in two places: 0 and 0 (I6)."""
+        """Count the samples that an ended epoch has left untrained, and those that are in two places: 0 and 0 (I6)."""
         ended, seen, lost, repeated = self._ended * self._spec.total, 0, 0, 0  # gaps in a stream are later epochs'
         for start, stop in sorted(self._places()):
             lost += max(0, min(stop, ended) - max(start, seen))

@@ -310,7 +310,7 @@ class StreamParts:
 
 
 def renamed(stream: StreamSnapshot, names: Mapping[str, str]) -> StreamSnapshot:
-    """Return the same with other names of the holders; a part whose holder has none has no holder."""
+    """Give the holders other names; a part whose holder has no other name has no holder."""
     parts = (msgspec.structs.replace(one, holder=names.get(one.holder, "")) for one in stream.parts)
     return msgspec.structs.replace(stream, parts=tuple(parts))
 

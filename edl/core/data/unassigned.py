@@ -77,7 +77,9 @@ class Unassigned:
         return tuple(piece for start, stop in taken for piece in self._ranges(start, stop))
 
     def deal(self, counts: Sequence[int], taken: Sequence[int]) -> list[tuple[Range, ...]]:
-        """The next sum(counts) samples as runs of so many, one after the other: so many of each are taken."""
+        """Deal the next sum(counts) samples as runs of so many, one after the other; take the first `taken` of each
+        run.
+        """
         runs = deal(self.take(sum(counts)), counts)
         lengths = [*zip(runs, counts, taken, strict=True)]
         self.give_back(piece for run, count, first in lengths for piece in cut(run, first, count))

@@ -66,7 +66,7 @@ class Entering:
 
 
 def says(entering: Entering) -> Vote | None:
-    """Return a member's vote; None in a ring whose members say nothing. Raises RingBroken."""
+    """Return None in a ring whose members say nothing. Raises RingBroken."""
     assignment = entering.assignment
     if _is_first(assignment):
         return None
@@ -82,10 +82,7 @@ def says(entering: Entering) -> Vote | None:
 
 
 def begins(entering: Entering, heard: Vote | None) -> Beginning:
-    """Return this member's beginning: `heard` is the highest of all votes, None where members say nothing.
-
-    Raises JobFailed, RingBroken.
-    """
+    """`heard` is the highest of all votes, None where members say nothing. Raises JobFailed, RingBroken."""
     assignment = entering.assignment
     if _is_first(assignment):
         return Beginning(0, None)
@@ -113,12 +110,14 @@ def _is_first(assignment: Assignment) -> bool:
 
 
 def has_state(step: int, *, tainted: bool) -> bool:
-    """Tell whether a member's model is that of `step`. Before the first step all members' are worth the same."""
+    """Return False before the first step, where all members' models are worth the same."""
     return step > 0 and not tainted
 
 
 def newness(step: int, rank: int, *, has_state: bool) -> int:
-    """Return a member's number: the newer the step the higher, and of two with the same step the lower rank's."""
+    """Return a number that grows with the step, and is higher for the lower of two ranks with the same step; 0: no
+    state.
+    """
     return ((step + 1) << RANK_BITS) + (RANKS - rank) if has_state else 0
 
 

@@ -31,7 +31,7 @@ class CheckpointPart:
         self.wanted = 0  # the newest step after which the script has asked for a checkpoint
 
     def want(self, step: int) -> list[Command]:
-        """The script, which works on `step`, asks that the job be saved: once, however often it says so there."""
+        """Ask once that the job be saved, however often the script says so in `step`, which it works on."""
         if self.wanted >= step:
             return []
         self.wanted = step

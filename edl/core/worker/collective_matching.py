@@ -48,7 +48,7 @@ class Match(msgspec.Struct, frozen=True):
 
     @property
     def difference(self) -> str:
-        """Say what is not the same on all members, with both sides; nothing where all is."""
+        """Return the first difference between members, with both sides; empty where there is none."""
         first = self.of[0]
         for rank, other in enumerate(self.of):
             if other.alike != first.alike:
@@ -65,7 +65,7 @@ class RoundHeard(msgspec.Struct, frozen=True):
 
 
 def announcement(kind: str, name: str | None, form: str, rows: Sequence[int] = ()) -> Announcement:
-    """Say what is announced of a collective. Those without a name match by their kind, in their order."""
+    """Collectives without a name match by their kind, in their order."""
     call = kind if name is None else f"{kind} {name!r}"
     key = _digest(f"{kind}\0" if name is None else f"{kind}\0\0{name}")
     return Announcement(key, _digest(form), _short(call, CALL_CHARACTERS), _short(form, FORM_CHARACTERS), tuple(rows))
@@ -78,7 +78,7 @@ class Matching:
         self._begun: dict[bytes, list[deque[Announcement]]] = defaultdict(lambda: [deque() for _ in range(size)])
 
     def hear(self, rounds: Sequence[Round]) -> RoundHeard:
-        """Take what each member says in the next round, by rank, and find what all have begun by now."""
+        """Take each member's next round, by rank, and find what all have begun by now."""
         matches = [
             match
             for rank, said in enumerate(rounds)

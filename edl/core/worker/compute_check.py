@@ -23,8 +23,6 @@ MILLION: Final = 1_000_000
 
 
 class Recomputed(NamedTuple):
-    """A part that is computed a second time."""
-
     virtual: int
     holder: int  # rank of the worker whose part it is
     checker: int  # rank of the one that computes it, too
@@ -45,7 +43,7 @@ class PartDigests(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ComputeVerdict:
-    """The verdict of a step's digests, by rank. All workers come to the same."""
+    """Workers are named by rank, and all workers come to the same verdict."""
 
     virtual: int  # the first part that came out otherwise
     wrong: tuple[int, ...]  # a third worker has shown that these are
@@ -71,7 +69,7 @@ def rounds(seed: int, step: int, virtual: int, size: int, share: float) -> int:
 
 
 def recomputed(seed: int, step: int, virtual: int, size: int, count: int) -> list[Recomputed]:
-    """Return the parts of `step` that are computed again in a ring of this size: `count` of each worker."""
+    """Choose `count` parts of each worker; none in a ring of one."""
     found = []
     for rank in range(size if count and size > 1 else 0):
         first, last = held_by(rank, size, virtual)
@@ -85,7 +83,6 @@ def recomputed(seed: int, step: int, virtual: int, size: int, count: int) -> lis
 
 
 def contested(parts: Sequence[Recomputed], digests: Mapping[int, PartDigests]) -> list[Recomputed]:
-    """Return the parts that came out otherwise the second time."""
     return [one for one in parts if digests.get(one.virtual, PartDigests()).is_contested]
 
 

@@ -52,7 +52,7 @@ STEPS: Final = "the number of steps"  # what is told first of a worker whose scr
 
 
 def causes(found: Divergence) -> str:
-    """Name the likely causes of a difference, for people; nothing where what differs first says its own."""
+    """Return text for people; empty where the first difference names its own cause."""
     if LEFT_ALONE in found.first:
         return ""
     if found.at_end and found.first in {STEPS, UPDATES}:
@@ -123,8 +123,6 @@ class Consequence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference between the members of a ring, by rank."""
-
     first: str
     differing: int
     compared: int
@@ -255,7 +253,7 @@ def up_to(finals: Sequence[EndState], step: int) -> tuple[EndState, ...]:
 
 
 def next_check(step: int, every: int, size: int, began: int) -> int:
-    """The next step after `step` at whose end all members of a ring compare: a number that each of them knows by
+    """Return the next step after `step` at whose end all members of a ring compare: a number that each of them knows by
     itself. After step `began` all have had their state.
     """
     if size < 2:
@@ -277,7 +275,7 @@ def is_corrupt(found: Difference, compute: float) -> bool:
 
 
 def outcome(divergence: Divergence, policy: OnDivergence) -> Consequence:
-    """Decide what follows. A newcomer may have got its state wrongly: at its first comparison it gets it anew."""
+    """A newcomer gets its state anew at its first comparison: it may have got it wrongly."""
     if divergence.corrupt:
         return Consequence.PART if divergence.majority else Consequence.TELL
     first = divergence.newcomers and not divergence.equal_step

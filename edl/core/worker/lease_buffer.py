@@ -38,7 +38,7 @@ class LeaseBuffer:
     # ---------------------------------------------------------------------------------------------- what happens
 
     def adopt(self, share: Share, stamp: tuple[int, int], at_work: int = 0) -> None:
-        """A share of the present generation; `stamp` is the term and version of its orders. Old news is dropped.
+        """Take a share of the present generation; `stamp` is the term and version of its orders. Old news is dropped.
 
         `at_work`: the step that is worked on. Its samples may be asked for already, so they are handed out in any case.
         """
@@ -67,7 +67,7 @@ class LeaseBuffer:
             self._rebatch, self._mark = share.rebatch, mark if share.rebatch else NEVER
 
     def _merged(self, share: Share) -> dict[int, Lease]:
-        """Return the leases held from now on. An unchanged lease stays the object that it was."""
+        """Keep an unchanged lease as the object that it was."""
         held = self._leases
         merged = {lease.number: lease for lease in _left_of(held.values(), share.leases, share.covered_step)}
         for lease in share.leases:
@@ -85,7 +85,7 @@ class LeaseBuffer:
         self._by_sample = self._by_sample or by_sample
 
     def hand_out(self, lease: Lease, step: int) -> bool:
-        """Hand out the samples of `lease` in `step`. False: they must not be handed out, now or ever."""
+        """Return False where the samples of `lease` must not be handed out, now or ever."""
         if step > self._mark or self._leases.get(lease.number) is not lease:
             return False
         if step > self._handed_out:  # noqa: PLR1730 - of each step: a call of `max` costs more
@@ -111,7 +111,6 @@ class LeaseBuffer:
 
     @property
     def handed_out(self) -> int:
-        """Return the last step whose samples the script has been given."""
         return self._handed_out
 
     @property
@@ -146,7 +145,7 @@ class LeaseBuffer:
         return None if lease is None or self._is_beyond(lease) else lease
 
     def offers(self, step: int) -> bool:
-        """Tell whether samples of `step` may be handed out. Raises InvalidTransition where leases have a gap."""
+        """Raise InvalidTransition where leases have a gap."""
         if self.at(step) is None and any(lease.after_step >= step for lease in self._leases.values()):
             raise InvalidTransition(self.leases, f"leases of a worker have no gaps (I7), and none is for step {step}")
         return step <= self._mark and self.wanted_at(step) is not None
@@ -188,7 +187,7 @@ class LeaseBuffer:
         return max(step, min(run, _run_of_share(lease, step), self._mark))
 
     def epoch(self, step: int) -> int | None:
-        """Return the pass over the data that `step` belongs to; None when that is not known here."""
+        """Return None where the pass of `step` is not known here."""
         lease = self.wanted_at(step)
         return None if lease is None else lease.epoch
 

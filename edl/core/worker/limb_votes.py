@@ -49,7 +49,6 @@ NO_ORDERS: Final = (0, 0)
 
 
 def row(occasion: Occasion, *values: int) -> Row:
-    """Make the row of one limb."""
     return (int(occasion), *values, *([0] * (LANES - 1 - len(values))))
 
 
@@ -70,7 +69,6 @@ def _word(occasion: int) -> str:
 
 
 def update_of(rows: Sequence[Row]) -> UpdateVote:
-    """Return what holds for all limbs."""
     said = heard(Occasion.UPDATE, rows)
     return UpdateVote(*(any(one[lane] for one in said) for lane in range(len(UpdateVote._fields))))
 
@@ -81,12 +79,10 @@ def newest_orders(rows: Sequence[Row]) -> tuple[int, int]:
 
 
 def all_hold(rows: Sequence[Row]) -> bool:
-    """Tell whether all limbs hold the orders that were agreed on."""
     return all(one[0] for one in heard(Occasion.HELD, rows))
 
 
 def failed_limb(rows: Sequence[Row]) -> int | None:
-    """Return the first limb whose command has failed; None: all have succeeded."""
     return next((limb for limb, one in enumerate(heard(Occasion.ANSWER, rows)) if not one[0]), None)
 
 
@@ -96,7 +92,6 @@ def votes_of(rows: Sequence[Row]) -> set[Vote]:
 
 
 def answer_row(answer: Input) -> Row:
-    """Make the row of a limb whose command has come to this."""
     vote = answer.highest if isinstance(answer, VotesHeard) else ()
     return row(Occasion.ANSWER, int(not _fails(answer)), *vote)
 
@@ -126,7 +121,7 @@ ENDED: Final = "had come to the end of its script"
 
 
 def combined(statuses: Sequence[TrainerStatus]) -> TrainerStatus:
-    """Return the status of the worker. That of a single limb is the worker's as it is."""
+    """Return a single limb's status unchanged."""
     if len(statuses) == 1:
         return statuses[0]
     first, least = statuses[0], _least(statuses)
@@ -186,7 +181,7 @@ def _marked(statuses: Sequence[TrainerStatus]) -> tuple[int, int]:
 
 
 def combined_copy(copies: Sequence[CopiedPart]) -> CopiedPart:
-    """Return the copy of the worker: those of all limbs together. One that a limb has not is none."""
+    """Join the copies of all limbs; a copy that one limb lacks counts as none."""
     least = min(copies, key=lambda one: one.number)
     if any(one.number != least.number for one in copies):
         return CopiedPart(least.number)

@@ -52,8 +52,6 @@ class StatePortions:
 
 
 class ModelState:
-    """The state of one worker's model, in the ring that it sits in or enters."""
-
     def __init__(self) -> None:
         self.portions = StatePortions()
         self.is_awaited = False  # the worker sits in its ring, and gets its state beside the first steps
@@ -63,12 +61,11 @@ class ModelState:
         self._tainted = False  # a copy broke off: this state must not become another's
 
     def is_of(self, step: int) -> bool:
-        """Tell whether the model is that of `step`."""
         return has_state(step, tainted=self._tainted)
 
     def copy(self, root: int, *, is_root: bool, current: bool) -> CopyState:
-        """Take over all of the root's. `current`: ours is that of the same step already. Then half of theirs among it
-        does no harm.
+        """Take over all of the root's state. `current`: this member's is of the same step already, so a copy that
+        breaks off does no harm.
         """
         self._tainted = not is_root and not current
         return CopyState(root, is_root, current)
@@ -104,7 +101,7 @@ class ModelState:
         return sends, True
 
     def sit(self, entering: Entering, beginning: Beginning, *, resumes: bool) -> None:
-        """The ring stands, with all members in the state that it begins in."""
+        """Note that the ring stands, with all members in the state that it begins in."""
         if beginning.whole or beginning.root is None:  # where none has trained, what it has is worth as much as any
             self._tainted = False
         self.is_awaited = self._tainted and beginning.offer > 0
@@ -113,11 +110,13 @@ class ModelState:
         self.may_differ = beginning.step == 0 and (entering.assignment.place.size > 1 or resumes)
 
     def leave(self) -> None:
-        """What goes in portions ends with the ring."""
+        """Drop the portions: they end with the ring."""
         self.portions = StatePortions()
 
     def receive(self) -> bool:
-        """A copy has come in a ring that trains: a portion, or all. Return True if a newcomer's state is whole now."""
+        """Note a copy that has come in a ring that trains: a portion, or all. Return True if a newcomer's state is
+        whole now.
+        """
         if self.is_awaited and self.portions.follow:
             self.portions.has_come = True
             return False

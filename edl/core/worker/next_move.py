@@ -18,8 +18,7 @@ class Location:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
-    """Train on where you are."""
+class Stay: ...
 
 
 @dataclass(frozen=True, slots=True)

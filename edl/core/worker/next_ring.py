@@ -84,9 +84,10 @@ class NextRing:
         return released
 
     def _due(self, assignment: Assignment | None, works_in: int) -> Place | None:
-        """The ring in place of a broken one, which may begin to form beside the mini-batch that is void.
+        """Return the place in the ring that replaces a broken one, which may begin to form beside the mini-batch that
+        is void.
 
-        After an attempt that has failed here it is formed in line, which may do whatever that one failed for.
+        After an attempt that has failed here the ring is formed in line, which may do what that attempt failed to do.
         """
         if not (self.able and self._trusted) or assignment is None or assignment.after_step is not None:
             return None

@@ -23,8 +23,6 @@ DIED_WHOLE: Final = "its process and its daemon ended without a word: both were 
 
 
 class ObservedTrainer:
-    """Hold what one daemon knows of its trainer."""
-
     def __init__(self) -> None:
         self.status = TrainerStatus()
         self.saved_part: tuple[int, PartInfo | None] = (0, None)
@@ -46,7 +44,6 @@ class ObservedTrainer:
         return is_calm(before, self.status)
 
     def attention_step(self, orders: Orders | None) -> int:
-        """Return the step after which the trainer must look at these orders."""
         return NEVER if orders is None else attention_step(self.status.generation, orders, self.status.copied.number)
 
     def stored(self, number: int, info: PartInfo) -> None:
@@ -55,7 +52,6 @@ class ObservedTrainer:
             self.saved_part = (number, info)
 
     def not_stored(self, number: int, reason: str) -> None:
-        """Note that the trainer's part of that saving will not be durable."""
         if number > self.save_failed[0]:
             self.save_failed = (number, clipped(reason))
 
@@ -65,12 +61,11 @@ class ObservedTrainer:
         self.hear(self.status)
 
     def died(self, reason: str) -> None:
-        """Note that the trainer's process is gone."""
         self._death = reason
         self.hear(self.status)
 
     def observation(self, **more: Any) -> Observation:
-        """Return what the leader is to know; `more` are the facts that the daemon reads elsewhere."""
+        """`more` are the facts that the daemon reads elsewhere."""
         facts = {name: getattr(self.status, name) for name in TrainerFacts.__struct_fields__}
         return Observation(**facts, saved_part=self.saved_part, save_failed=self.save_failed, **more)
 

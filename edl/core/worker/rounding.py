@@ -36,7 +36,7 @@ def add_rounded(source: Reals, target: Wholes, factor: float, is_first: bool, /)
 def add_all_rounded(
     sources: list[Reals], targets: list[Wholes], factors: list[float], is_first: bool, /
 ) -> list[float]:
-    """Do so for each of many, and return the largest of each."""
+    """Do as `add_rounded` does for each of many, and return the largest of each."""
     return [add_rounded(*each, is_first) for each in zip(sources, targets, factors, strict=True)]
 
 

@@ -43,7 +43,7 @@ class UsualSteps:
         return min(self.even_until, self.rates_until, self.check_at)
 
     def sit(self, checking: Checking, step: int, size: int, *, beside: int = 0) -> None:
-        """A ring of `size` begins after `step`. Before the first step there is nothing to compare yet; nor, where
+        """Begin with a ring of `size` after `step`. Before the first step there is nothing to compare yet; nor, where
         newcomers get their state `beside` so many steps, before the one that follows.
         """
         self.even_until = NEVER

@@ -21,7 +21,7 @@ from edl.protocol.leader_messages import ScriptPlace, clipped
 
 @dataclass(frozen=True, slots=True)
 class OrdersHeard:
-    """Orders have come. On the thread that hears the daemon, at any time: also while the others are in a collective."""
+    """Orders come on the thread that hears the daemon, at any time: also while the others are in a collective."""
 
     orders: Orders
 
@@ -58,7 +58,8 @@ class RingFailed:
 
 @dataclass(frozen=True, slots=True)
 class RingPrepared:
-    """The ring of `generation` stands, beside the one that this worker sits in. On the thread that has formed it.
+    """Report, on the thread that formed it, that the ring of `generation` stands beside the one that this worker sits
+    in.
 
     `offer`: where newcomers get this worker's state there, beside the first steps, as a number; 0: nowhere.
     """
@@ -201,8 +202,7 @@ class LeaveWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointWished:
-    """Report that the script asks for a checkpoint."""
+class CheckpointWished: ...
 
 
 @dataclass(frozen=True, slots=True)

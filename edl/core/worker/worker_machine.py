@@ -115,12 +115,10 @@ ALONE_AGAIN: Final = {"generation": 0, "reason": ""}  # whatever first ring it h
 
 
 class WorkerMachine:
-    """One trainer's view of its job."""
-
     def __init__(
         self, leases: LeaseBuffer, count: StepCount, measure: Callable[[], Pause | None] = lambda: None
     ) -> None:
-        """Keep the parts. `measure` returns the cost of the change of rings that ends with the call."""
+        """`measure` returns the cost of the change of rings that ends with the call."""
         self.count = count
         self.state = TrainerState.COMING
         self.status = TrainerStatus()  # what the daemon is told
@@ -188,7 +186,6 @@ class WorkerMachine:
                 return self._on_script(happened)
 
     def _on_beside(self, happened: FromNextRing | FromCopying) -> list[Command]:
-        """What has gone on beside its mini-batches."""
         if isinstance(happened, CopyTaken | CopyFailed):
             return self.copying.take(happened)
         return self.next_ring.take(happened)
@@ -217,53 +214,53 @@ class WorkerMachine:
 
     @property
     def step(self) -> int:
-        """The newest committed step: the state that this trainer has is that step's."""
+        """Return the newest committed step: the state that this trainer has is that step's."""
         return self.count.step
 
     @property
     def sits(self) -> bool:
-        """In the ring of its generation, and has not left it."""
         return self.state in SITTING
 
     @property
     def booted(self) -> bool:
-        """It could go on in a ring of others at once."""
+        """Tell whether this trainer could go on in a ring of others at once."""
         return self.generation > 0 or self.rehearsed
 
     @property
     def has_state(self) -> bool:
-        """Its model is that of its step."""
         return self.model.is_of(self.count.step)
 
     @property
     def assignment(self) -> Assignment | None:
-        """Of the ring that it is about to enter."""
+        """Return the assignment to the ring that is about to be entered; None: there is none."""
         return None if self._entering is None else self._entering.assignment
 
     @property
     def begins_after(self) -> int:
-        """The step that its ring begins after, or the one that it enters, once that is known."""
+        """Return the step that the present ring begins after, or the ring to be entered, once that is known."""
         beginning = None if self._entering is None else self._entering.beginning
         return self.entered_after if beginning is None else beginning.step
 
     @property
     def has_share(self) -> bool:
-        """The data of its ring has come."""
+        """Tell whether the data of the present ring has come."""
         return self.supply.leases_of == self.generation > 0
 
     @property
     def weight_is_due(self) -> bool:
-        """The weight of the mini-batch being worked on is not known yet, and it matters."""
+        """Tell whether the weight of the mini-batch being worked on is not known yet, and matters."""
         return self.status.data is not None and self.void is None and self.count.step >= self.unusual.even_until
 
     @property
     def check_is_due(self) -> bool:
-        """The members of this ring compare their states now."""
+        """Tell whether the members of this ring compare their states now."""
         return self.generation > 0 and self.void is None and self.count.step >= self.unusual.check_at
 
     @property
     def on_trial(self) -> bool:
-        """This worker goes from its ring to one with newcomers, or has made no step there yet (`Ring.on_trial`)."""
+        """Tell whether this worker goes from its ring to one with newcomers, or has made no step there yet
+        (`Ring.on_trial`).
+        """
         entering = self._entering
         if entering is not None:
             return not entering.is_new and entering.assignment.newcomers > 0
@@ -271,7 +268,7 @@ class WorkerMachine:
 
     @property
     def _resumes(self) -> bool:
-        """Before the first step it takes over what was saved."""
+        """Tell whether this trainer takes over, before the first step, what was saved."""
         return self.orders is not None and self.orders.origin is not None
 
     def _where(self, *, waiting: bool) -> Location:
@@ -302,7 +299,7 @@ class WorkerMachine:
                 return [*told, *self._wait_on(happened.ahead)]
 
     def _copy_part(self, orders: Orders, *, looks: bool) -> list[Command]:
-        """Before it obeys these orders otherwise: it may leave its ring after the very step."""
+        """Copy this worker's part before it obeys these orders otherwise: it may leave its ring after the very step."""
         if orders.verdict is Verdict.STOP or not self.generation:
             return []
         between = looks and self.state is TrainerState.BETWEEN
@@ -312,7 +309,7 @@ class WorkerMachine:
         return self.copying.heed(orders.save, self.generation, self.count.step, between=between, works=works)
 
     def _abort(self, orders: Orders) -> list[Command]:
-        """A member is gone, or hangs: do not wait for it in a collective."""
+        """Do not wait in a collective for a member that is gone, or hangs."""
         sits = self.generation > 0 or self._entering is not None
         rings = given_up(orders) if sits and orders is self._heard else range(0)
         return [AbortRings(rings)] if rings else []
@@ -322,7 +319,7 @@ class WorkerMachine:
         return [self._tell(heard_going=True)] if orders.resumable and not self.status.heard_going else []
 
     def _look(self) -> list[Command]:
-        """Where this trainer may follow its orders, whatever they say."""
+        """Follow the orders, whatever they say: the caller is where this trainer may follow them."""
         orders = self.orders
         if self.state is TrainerState.AWAITING_SHARE and self.has_share:
             return self._go_on_with_data()
@@ -334,7 +331,7 @@ class WorkerMachine:
         return [*self._tell_passed(), *self._stay()]
 
     def _stay(self) -> list[Command]:
-        """It is to go to no other ring yet: it boots, waits for other orders, or trains on."""
+        """Boot, wait for other orders, or train on, as this trainer is to go to no other ring yet."""
         orders = self.orders
         if self.state is TrainerState.COMING and orders is not None and orders.boot_alone:
             return self._boot(orders.local_rank)
@@ -344,7 +341,7 @@ class WorkerMachine:
         return []
 
     def _is_held(self) -> bool:
-        """The job is to go with what was copied after this step."""
+        """Tell whether the job is to go with what was copied after this step."""
         return self.orders is not None and holds_at(self.generation, self.count.step, self.orders)
 
     def _obey(self, move: Leave | Stop) -> list[Command]:
@@ -362,7 +359,7 @@ class WorkerMachine:
         return [BootAlone(local_rank), self.supply.weigh(1.0)]
 
     def _wait_on(self, ahead: bool) -> list[Command]:
-        """Is there still a job? What is worked on is not left, but for the end of it all."""
+        """Check that there is still a job. What is worked on is not left, but for the end of it all."""
         orders = self.orders
         if orders is None or (ahead and self.state not in (*ALONE, TrainerState.TRAINING)):
             return []
@@ -385,13 +382,15 @@ class WorkerMachine:
         return self._tell_passed() or self._tell_missed(0 if covered else missed_switch(where, orders, marked=marked))
 
     def _lacks_data(self) -> bool:
-        """No samples of this ring have come, or there are none beyond its step: it was at the mark just before it heard
-        of that, or a stream's readers have found no more.
+        """Tell whether no samples of this ring have come, or there are none beyond its step: the trainer was at the
+        mark just before it heard of that, or a stream's readers have found no more.
         """
         return not self.has_share or not self.supply.leases.covers(self.count.step + 1)
 
     def _stand_in(self) -> list[Command]:
-        """Once: a pipeline that reads ahead asks again, and what it is given then would be trained in the next ring."""
+        """Stand in once: a pipeline that reads ahead asks again, and what it is given then would be trained in the next
+        ring.
+        """
         if self._stood_in == self.generation:
             return []
         self._stood_in = self.generation
@@ -399,7 +398,7 @@ class WorkerMachine:
         return [TrainStandIns()]
 
     def _tell_passed(self) -> list[Command]:
-        """That no member comes to the planned switch: once, as the leader plans another then."""
+        """Tell once that no member comes to the planned switch, as the leader plans another then."""
         where = self._where(waiting=self.state in READY)
         return [] if self.orders is None else self._tell_missed(passed_switch(where, self.orders))
 
@@ -441,7 +440,9 @@ class WorkerMachine:
         return self._fail(entering, "what was prepared of it does not stand any more")  # the others adopt theirs
 
     def _enter_unprepared(self, entering: Entering, assignment: Assignment) -> list[Command]:
-        """In line; or a thread has begun to form it when its word came, which may be through by now."""
+        """Form the ring in line; or wait for the thread that began to form it when its word came, which may be through
+        by now.
+        """
         generation, (failed, why) = assignment.place.generation, self.next_ring.failed
         if failed == generation and self.limbs > 1:  # the other limbs, whose rings may stand, are to hear of it
             return [AdoptRing(assignment)]
@@ -488,7 +489,7 @@ class WorkerMachine:
         return [*([] if command is None else [command]), *(self._sit(entering) if sits else [])]
 
     def _sit(self, entering: Entering) -> list[Command]:
-        """The ring stands, with all members in the state that it begins in."""
+        """Begin in a ring that stands, with all members in the state that it begins in."""
         beginning, place = entering.beginning, entering.assignment.place
         assert beginning is not None
         self.model.sit(entering, beginning, resumes=self._resumes)
@@ -522,11 +523,12 @@ class WorkerMachine:
         )
 
     def _breaks(self, generation: int, reason: str) -> TellDaemon:
-        """Report that the ring of `generation` has failed."""
         return self._tell(phase=Phase.BROKEN, generation=generation, reason=clipped(reason))
 
     def _go_on(self) -> list[Command]:
-        """In the ring that stands. Scripts that bring data of their own, or have asked for none yet, wait for none."""
+        """Go on in the ring that stands. Scripts that bring data of their own, or have asked for none yet, wait for
+        none.
+        """
         if self.status.data is not None:
             self._move(StateChange.STANDS)
             return [ReadOrders()]
