@@ -123,7 +123,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, warm: WarmPython) -> Itera
         assert cluster.places.living() == {}
 
 
-@pytest.mark.slow
 def test_a_command_runs_and_what_it_prints_is_kept(cluster: LiveCluster) -> None:
     assert (
         cluster("submit", "--name", "hello", "sh", "-c", "echo $EDL_JOB on $CUDA_VISIBLE_DEVICES; echo err >&2")
