@@ -29,7 +29,7 @@ class RoundMessage:
     """
 
     def __init__(self, found: bytes = b"", units: int = 0) -> None:
-        """With one unit, all workers first make sure that they evaluate the same model."""
+        """Take one `units` to have all workers first make sure that they evaluate the same model."""
         self.units, self._found = units, found
 
     def compute(self, units: Sequence[int], goes_on: Callable[[], bool]) -> Sequence[int]:  # noqa: ARG002 - the port's

@@ -221,8 +221,8 @@ class LocalServer(ChildServer):
 
     @property
     def coordinator(self) -> Coordinator:
-        """While the server is down, another user may take its port; the address names this user, so that no client
-        sends the digest to another user's server.
+        """Name this user in the address, so that no client sends the digest to another user's server, which may take
+        the port while this one is down.
         """
         checked = self._digest is not None and self.address == LOOPBACK
         user = f"{os.geteuid()}@" if checked else ""

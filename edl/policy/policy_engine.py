@@ -47,7 +47,7 @@ class Engine:
     """All inputs come by `look`."""
 
     def __init__(self, policy: Policy | None, pacing: Pacing, *, only_tell: bool = False) -> None:
-        """With `only_tell`, a straggler is reported, and stays."""
+        """Report a straggler, which stays, if `only_tell`."""
         self._policy = policy
         self._pacing = pacing
         self._only_tell = only_tell

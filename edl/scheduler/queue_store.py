@@ -87,7 +87,7 @@ class QueueRefused(ConfigError):
 
 
 class QueueStore:
-    """One process's access to the queue in the coordinator."""
+    """The access of one process to the queue in the coordinator."""
 
     def __init__(self, store: Store, environs: EnvironFiles | None = None) -> None:
         """`environs`: needed to submit jobs with variables, to start workers and to lead."""

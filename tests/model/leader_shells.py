@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any, cast
 from edl import events
 from edl.coordination.election import Reign
 from edl.coordination.store import ANY, Create, NodeExists, Op, StoredNode, Write
-from edl.core.job.commit import Commit, ForgetSecret, GiveAnswer, InStore, Outcome, Publish, Telling, Writing, Written
+from edl.core.job.commit import (
+    Commit,
+    DeclareRest,
+    ForgetSecret,
+    GiveAnswer,
+    InStore,
+    Outcome,
+    Publish,
+    Telling,
+    Writing,
+    Written,
+)
 from edl.core.job.leader_inputs import Input, NotListening, Reported, TookOver, Vanished
 from edl.core.job.leader_machine import JobMachine
 from edl.core.job.orders import OrderBook
@@ -43,6 +54,7 @@ JOB = "sim"
 BACK_S = SESSION_S / 2  # at most, after an outage, until a daemon has a session again
 TWICE = 0.03  # of the answers come again, later
 AT_ONCE_S, BATCHES_AT_ONCE = 0.001, 100
+ANSWERED_S = 0.05  # within so long a request that a leader has taken is answered
 TURN_S = 1e-6  # a turn of the loop takes time: what waits for a moment wakes after it
 
 
@@ -169,6 +181,8 @@ class LeaderStore:
         told = [one.kind for node in added if isinstance(node, Create) for one in events.decode(node.value)]
         if told != [tell.fact.kind for tell in commit.told]:
             self._job.checks.violated("events", f"{told} are written for {commit.told}")
+        if self._leader.at_rest:
+            self._job.checks.violated("rest", "a leader has decided something, and says that no caller waits for it")
         self.under_way = commit
         self._job.decided()
         if commit.version % LOOK_EACH == 0:
@@ -221,6 +235,8 @@ class ClockedLeader(Leader):
                     self._simulated.pressed = book.record.version, self._job.now
             case GiveAnswer():
                 checks.answered(self._simulated)
+            case DeclareRest(at_rest):
+                self._simulated.at_rest = at_rest
             case _:
                 pass
         super().tell(said)
@@ -269,13 +285,18 @@ class ShellLeader:
         self.since = job.now
         self.book = OrderBook(job.durable, term)
         self.pressed = (0, 0.0)  # the newest version that daemons must hear of at once, and when it was published
-        self.unanswered: list[Asker] = []
         self.at_rest = False
+        self._asked: dict[Asker, float] = {}  # when it was asked, of requests without an answer
         self._store = LeaderStore(self)
         self._shell = ClockedLeader(self, self._store)
         self._loop = VirtualLoop(job)
         self._loop.create_task(self._shell.run()).add_done_callback(self._ended)
         job.shell_leaders.append(self)
+
+    @property
+    def unanswered(self) -> list[Asker]:
+        """Requests that have waited for longer than any write takes."""
+        return [asker for asker, at in self._asked.items() if self.job.now > at + ANSWERED_S]
 
     @property
     def machine(self) -> JobMachine:
@@ -306,11 +327,14 @@ class ShellLeader:
             case _:
                 await self._shell.put(happened)
                 return
+        if answer is not None:
+            self._asked[answer] = self.job.now
         try:
             reply = await self._shell.answer(Call(worker, self.term, body))
         except Refused:
             return
         if answer is not None:
+            del self._asked[answer]
             self.job.after(0.0, answer, not isinstance(reply, say.Rejected))
 
     def roll_changed(self) -> None:

@@ -50,7 +50,9 @@ class LeaderInJob(Protocol):
     term: int
     alive: bool
     at_rest: bool
-    unanswered: list[Asker]
+
+    @property
+    def unanswered(self) -> list[Asker]: ...
 
     @property
     def machine(self) -> JobMachine: ...

@@ -7,12 +7,13 @@ import asyncio
 import pytest
 from mutants import Mutant, Patch, expect_noticed
 
-from edl.core.job.commit import Commit, Written
+from edl.core.job.commit import Commit, GiveAnswer, Writing, Written
 from edl.core.job.leader_machine import JobMachine
 from edl.core.job.orders import OrderBook
 from edl.daemon.leader_shell import Leader
 from edl.daemon.record_store import RecordStore
 from edl.protocol.data_nouns import DataSpec
+from edl.protocol.leader_messages import Ack
 from tests.model import Planned, SimFault
 from tests.model.leader_shells import ShellJob
 from tests.model.scenario import scenario
@@ -98,7 +99,23 @@ def wakes_no_daemon(patch: Patch) -> None:
     patch.setattr(Leader, "_publish", lambda leader, book, *, pressing: publish(leader, book, pressing=False))
 
 
+def forgets_a_caller(patch: Patch) -> None:
+    tell = Leader.tell
+
+    def tells_all_but_answers(leader, said):
+        if not isinstance(said, GiveAnswer) or not isinstance(said.reply, Ack):
+            tell(leader, said)
+
+    patch.setattr(Leader, "tell", tells_all_but_answers)
+
+
+def declares_rest_though_it_writes(patch: Patch) -> None:
+    patch.setattr(Writing, "_unrest", lambda _: [])
+
+
 MUTANTS = [
+    (forgets_a_caller, {"I12"}),
+    (declares_rest_though_it_writes, {"rest"}),
     (looks_at_what_is_due_though_the_job_is_over, {"I12"}),
     (tells_before_it_has_written, {"I9", "I1"}),
     (writes_no_events, {"events"}),

@@ -39,7 +39,7 @@ from edl.cluster.views import ClusterPolicy
 
 
 class SchedulerMachine:
-    """One machine serves one reign, from the election of a scheduler to its end."""
+    """The machine of one reign, from the election of a scheduler to its end."""
 
     def __init__(
         self, policy: ClusterPolicy, speeds: LiveSpeeds, rules: ClusterRules, jobs: Iterable[JobEntry]

@@ -86,7 +86,7 @@ class LocalEtcd(ChildServer):
         digest: Digest | None = None,
         flags: Mapping[str, str] | None = None,
     ) -> None:
-        """With port 0 the server listens on a socket in a private folder (`socket`), which no other user can reach."""
+        """Listen, with port 0, on a socket in a private folder (`socket`), which no other user can reach."""
         super().__init__(folder, address, port, lock)
         self._digest = digest
         self._sockets = _for_sockets(folder)

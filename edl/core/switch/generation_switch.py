@@ -65,7 +65,7 @@ def portion_count(state_bytes: int, step_time_s: float, lead_times: LeadTimes, s
 
 
 class GenerationSwitch:
-    """Where too few workers are left, others are waited for as long as a boot may take."""
+    """The leader waits for others, as long as a boot may take, if too few workers are left."""
 
     def __init__(
         self,
